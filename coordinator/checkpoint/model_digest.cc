@@ -1,0 +1,75 @@
+#include "coordinator/checkpoint/model_digest.h"
+
+#include <bit>
+#include <type_traits>
+#include <variant>
+
+#include "coordinator/checkpoint/sha256.h"
+
+namespace bitshard {
+namespace {
+
+void AddNumber(double number, Sha256& sha) { sha.AddField(std::bit_cast<uint64_t>(number)); }
+
+void AddRope(const RopeConfig& rope, Sha256& sha) {
+  AddNumber(rope.theta, sha);
+  sha.AddField(rope.rotary_dim);
+  sha.AddField(static_cast<uint64_t>(rope.pairing));
+  sha.AddField(rope.scaling.index());
+  std::visit(
+      [&sha](const auto& s) {
+        using Scaling = std::remove_cvref_t<decltype(s)>;
+        if constexpr (std::is_same_v<Scaling, RopeConfig::Linear>) {
+          AddNumber(s.factor, sha);
+        } else if constexpr (std::is_same_v<Scaling, RopeConfig::Llama3>) {
+          for (double v : {s.factor, s.low_freq_factor, s.high_freq_factor, s.original_context})
+            AddNumber(v, sha);
+        } else if constexpr (std::is_same_v<Scaling, RopeConfig::Yarn>) {
+          for (double v :
+               {s.factor, s.original_context, s.beta_fast, s.beta_slow, s.attention_factor})
+            AddNumber(v, sha);
+          sha.AddField(s.truncate);
+        } else if constexpr (std::is_same_v<Scaling, RopeConfig::Divisors>) {
+          sha.AddField(std::string_view(s.tensor));
+        }
+      },
+      rope.scaling);
+}
+
+void AddConfig(const ModelConfig& c, Sha256& sha) {
+  sha.AddField(std::string_view(c.architecture));
+  sha.AddField(std::string_view(c.activation));
+  for (uint64_t v : {c.hidden_size, c.intermediate_size, c.vocab_size, c.context_length,
+                     c.sliding_window, c.experts}) {
+    sha.AddField(v);
+  }
+  for (uint32_t v : {c.layers, c.heads, c.kv_heads, c.head_dim}) sha.AddField(v);
+  for (bool v : {c.tied_embeddings, c.attention_bias, c.attention_output_bias, c.mlp_bias})
+    sha.AddField(v);
+  AddNumber(c.rms_norm_epsilon, sha);
+  AddRope(c.rope, sha);
+}
+
+}  // namespace
+
+std::string ModelDigest(const ModelConfig& config, const TensorIndex& index) {
+  Sha256 sha;
+  AddConfig(config, sha);
+  for (const CheckpointFile& file : index.files()) {
+    sha.AddField(std::string_view(file.path).substr(file.path.rfind('/') + 1));
+    sha.AddField(file.size_bytes);
+  }
+  for (const TensorInfo& tensor : index.tensors()) {
+    sha.AddField(std::string_view(tensor.name));
+    sha.AddField(std::string_view(tensor.source_name));
+    sha.AddField(std::string_view(tensor.format));
+    sha.AddField(tensor.shape.size());
+    for (uint64_t dimension : tensor.shape) sha.AddField(dimension);
+    sha.AddField(tensor.file);
+    sha.AddField(tensor.offset);
+    sha.AddField(tensor.bytes);
+  }
+  return sha.HexDigest();
+}
+
+}  // namespace bitshard

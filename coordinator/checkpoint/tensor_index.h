@@ -1,0 +1,72 @@
+// What tensors a checkpoint holds and where their bytes lie: the headers' content, never the
+// weights.
+//
+// Built once when a checkpoint is opened and constant from then on. Names are canonical (Hugging
+// Face style), whatever the container calls them; shapes are row-major, outermost first. Every
+// entry has been validated against its file: [offset, offset + bytes) lies inside it and `bytes`
+// follows from shape and format.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace bitshard {
+
+struct TensorInfo {
+  std::string name;         // canonical: "model.layers.0.self_attn.q_proj.weight"
+  std::string source_name;  // as the file calls it: "blk.0.attn_q.weight"
+  std::string
+      format;  // lower-case: "bf16", "q4_1" (loadable: kernels/formats has it), "q4_k", "i64" (not)
+  std::vector<uint64_t> shape;
+  uint64_t rows = 0;    // product of all dimensions but the last; 1 for vectors and scalars
+  uint64_t cols = 0;    // last dimension; 1 for scalars
+  uint32_t file = 0;    // index in TensorIndex::files()
+  uint64_t offset = 0;  // absolute in the file
+  uint64_t bytes = 0;
+};
+
+struct CheckpointFile {
+  std::string path;  // absolute
+  uint64_t size_bytes = 0;
+};
+
+class TensorIndex {
+ public:
+  // Returns the file's index.
+  uint32_t AddFile(CheckpointFile file);
+  // DATA_LOSS when a tensor of this canonical name is there already. REQUIRES: `tensor.file` has
+  // been added.
+  absl::Status Add(TensorInfo tensor);
+  void AddMetadata(std::string key, std::string value) {
+    metadata_[std::move(key)] = std::move(value);
+  }
+  void set_model_digest(std::string hex) { model_digest_ = std::move(hex); }
+
+  const std::vector<CheckpointFile>& files() const { return files_; }
+  // In the order of the containers.
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  // Null when there is none. Valid until the next Add.
+  const TensorInfo* Find(std::string_view name) const;
+  // The containers' own short strings, for people: safetensors __metadata__, GGUF scalars.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  // Hex SHA-256 of the config and of every tensor's name, shape, format and place (file names
+  // without folders): equal on every machine that sees the same checkpoint. Empty until
+  // OpenCheckpoint has set it.
+  const std::string& model_digest() const { return model_digest_; }
+
+ private:
+  std::vector<CheckpointFile> files_;
+  std::vector<TensorInfo> tensors_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  std::map<std::string, std::string> metadata_;
+  std::string model_digest_;
+};
+
+}  // namespace bitshard

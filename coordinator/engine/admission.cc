@@ -1,0 +1,118 @@
+#include "coordinator/engine/admission.h"
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+#include "coordinator/engine/error_reason.h"
+#include "kernels/base/check.h"
+#include "proto/status_details.h"
+
+namespace bitshard {
+
+Admission::Admission(const Engine::Options& options, EngineMetrics* metrics) : options_(options), metrics_(metrics) {}
+
+absl::StatusOr<SequenceId> Admission::Admit(const GenerateRequest& request, absl::Time now) {
+  ++received_;
+  metrics_->Received();
+  if (std::optional<Refusal> refusal = Judge(request, now)) {
+    ++rejected_;
+    metrics_->Rejected(refusal->reason);
+    return refusal->status;
+  }
+  const SequenceId id = ++last_id_;
+  Name name(request.caller, request.request_id);
+  by_name_.emplace(name, id);
+  live_.emplace(id, Entry{std::move(name), request.prompt_tokens.size()});
+  live_prompt_tokens_ += request.prompt_tokens.size();
+  return id;
+}
+
+std::optional<Admission::Refusal> Admission::Judge(const GenerateRequest& request, absl::Time now) const {
+  if (std::optional<Refusal> refusal = JudgeFields(request)) return refusal;
+  if (request.deadline <= now) {
+    return Refusal{RejectReason::kDeadline,
+                   absl::DeadlineExceededError("the deadline had passed when the request arrived")};
+  }
+  if (closed_) return Refusal{RejectReason::kDraining, DrainingError()};
+  // A group that is being rebuilt takes the queue up where it was; one that has never been ready promises nothing.
+  const bool group_may_come_back = !options_.fail_on_group_loss && scheduling_.group == EngineStats::GroupState::kLost;
+  if (scheduling_.group != EngineStats::GroupState::kReady && !group_may_come_back) {
+    return Refusal{RejectReason::kGroupDown, GroupNotReadyError(group_cause_)};
+  }
+  const uint64_t total_tokens = request.prompt_tokens.size() + uint64_t{request.max_tokens};
+  if (total_tokens > scheduling_.max_request_tokens) {
+    return Refusal{RejectReason::kKvImpossible, KvPoolTooSmallError(request.prompt_tokens.size(), request.max_tokens,
+                                                                    scheduling_.max_request_tokens)};
+  }
+  if (by_name_.contains(Name(request.caller, request.request_id))) {
+    return Refusal{RejectReason::kDuplicateId, DuplicateRequestError(request.request_id)};
+  }
+  const EngineStats stats = Stats();
+  if (stats.waiting >= options_.max_waiting) {
+    return Refusal{RejectReason::kQueueFull, QueueFullError("waiting_requests", stats.waiting, options_.max_waiting)};
+  }
+  // One request alone may be larger than the bound: it would never come in otherwise.
+  if (stats.waiting > 0 && request.prompt_tokens.size() + stats.waiting_tokens > options_.max_waiting_tokens) {
+    return Refusal{RejectReason::kQueueTokens,
+                   QueueFullError("waiting_tokens", stats.waiting_tokens, options_.max_waiting_tokens)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Admission::Refusal> Admission::JudgeFields(const GenerateRequest& request) const {
+  if (request.prompt_tokens.empty()) {
+    return Refusal{RejectReason::kBadRequest, BadFieldError("prompt", "is empty; give at least one token")};
+  }
+  if (request.max_tokens == 0) {
+    return Refusal{RejectReason::kBadRequest, BadFieldError("max_tokens", "must be at least 1")};
+  }
+  for (int32_t token : request.prompt_tokens) {
+    if (token < 0) {
+      return Refusal{RejectReason::kBadRequest, BadFieldError("prompt", absl::StrCat("token id ", token, " is negative"))};
+    }
+  }
+  const uint64_t limit =
+      options_.context_tokens > 0 ? options_.context_tokens : uint64_t{std::numeric_limits<int32_t>::max()};
+  const uint64_t prompt = request.prompt_tokens.size();
+  if (prompt + request.max_tokens > limit) {
+    return Refusal{RejectReason::kPromptTooLong,
+                   BadFieldError("max_tokens", absl::StrCat("prompt ", prompt, " + max_tokens ", request.max_tokens,
+                                                            " is more than the context of ", limit, " tokens"))};
+  }
+  return std::nullopt;
+}
+
+std::optional<SequenceId> Admission::Find(const std::string& caller, const std::string& request_id) const {
+  auto entry = by_name_.find(Name(caller, request_id));
+  if (entry == by_name_.end()) return std::nullopt;
+  return entry->second;
+}
+
+void Admission::End(SequenceId id) {
+  auto entry = live_.find(id);
+  CHECK(entry != live_.end()) << "request " << id << " ends twice";
+  live_prompt_tokens_ -= entry->second.prompt_tokens;
+  by_name_.erase(entry->second.name);
+  live_.erase(entry);
+  ++finished_;
+}
+
+void Admission::SetScheduling(const EngineStats& stats, uint64_t running_prompt_tokens) {
+  CHECK_LE(stats.running, live_.size());
+  CHECK_LE(running_prompt_tokens, live_prompt_tokens_);
+  scheduling_ = stats;
+  running_prompt_tokens_ = running_prompt_tokens;
+}
+
+EngineStats Admission::Stats() const {
+  EngineStats stats = scheduling_;
+  stats.received = received_;
+  stats.rejected = rejected_;
+  stats.finished = finished_;
+  stats.waiting = static_cast<uint32_t>(live_.size()) - stats.running;
+  stats.waiting_tokens = live_prompt_tokens_ - running_prompt_tokens_;
+  return stats;
+}
+
+}  // namespace bitshard

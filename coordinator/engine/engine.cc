@@ -1,0 +1,210 @@
+// The engine's thread and its inbox around EngineCore. Everything that other threads may touch is under one mutex: the
+// inbox, the admission book, and the copy of the stats that the engine thread publishes after each turn.
+#include "coordinator/engine/engine.h"
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/base/call_once.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "coordinator/engine/admission.h"
+#include "coordinator/engine/engine_core.h"
+#include "coordinator/engine/engine_metrics.h"
+#include "coordinator/engine/error_reason.h"
+#include "kernels/base/check.h"
+
+namespace bitshard {
+namespace {
+
+class ThreadedEngine final : public Engine, public StepListener, private EngineCore::Observer {
+ public:
+  ThreadedEngine(const Options& options, const Tokenizer* tokenizer, StepExecutor* executor, EngineMetrics* metrics)
+      : executor_(executor),
+        metrics_(metrics),
+        admission_(options, metrics),
+        core_(options, tokenizer, executor, metrics, this) {}
+  ~ThreadedEngine() override { Stop(); }
+
+  // Engine, on any thread.
+  void Start() override;
+  absl::Status Submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) override;
+  void Cancel(const std::string& caller, const std::string& request_id) override;
+  EngineStats Stats() const override;
+  void Drain(absl::Duration timeout) override;
+  void Stop() override;
+
+  // StepListener, on the executor's threads.
+  void OnGroupReady(const GroupInfo& info) override { Post(info); }
+  void OnStepDone(std::unique_ptr<internal::StepResult> result) override { Post(std::move(result)); }
+  void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) override {
+    Post(GroupLoss{term, epoch, why});
+  }
+
+ private:
+  struct Cancellation {
+    SequenceId id;
+  };
+  struct GroupLoss {
+    uint64_t term, epoch;
+    absl::Status why;
+  };
+  struct EndAll {
+    absl::Status status;
+  };
+  struct Quit {};
+  using Message = std::variant<EngineCore::Accepted, Cancellation, GroupInfo, std::unique_ptr<internal::StepResult>,
+                               GroupLoss, EndAll, Quit>;
+
+  void Post(Message message) {
+    absl::MutexLock lock(&mu_);
+    inbox_.push_back(std::move(message));
+  }
+
+  // On the engine thread.
+  void Run();
+  void BeforeEnd(SequenceId id) override;
+  void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Handle(EngineCore::Accepted& m, absl::Time now) { core_.Accept(std::move(m), now); }
+  void Handle(Cancellation& m, absl::Time now) { core_.Cancel(m.id, now); }
+  void Handle(GroupInfo& m, absl::Time now) { core_.GroupReady(m, now); }
+  void Handle(std::unique_ptr<internal::StepResult>& m, absl::Time now) { core_.StepDone(*m, now); }
+  void Handle(GroupLoss& m, absl::Time now) { core_.GroupLost(m.term, m.epoch, m.why, now); }
+  void Handle(EndAll& m, absl::Time now) { core_.EndAll(m.status, EndReason::kShutdown, now); }
+  void Handle(Quit&, absl::Time now) {
+    core_.EndAll(DrainingError(), EndReason::kShutdown, now);
+    quit_ = true;
+  }
+
+  StepExecutor* const executor_;
+  EngineMetrics* const metrics_;
+  absl::once_flag stop_once_;
+
+  mutable absl::Mutex mu_;
+  std::vector<Message> inbox_ ABSL_GUARDED_BY(mu_);
+  Admission admission_ ABSL_GUARDED_BY(mu_);
+  EngineStats scheduling_ ABSL_GUARDED_BY(mu_);  // as of the last Publish
+  bool idle_ ABSL_GUARDED_BY(mu_) = true;        // the engine thread waits and has nothing to wait for
+  bool started_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+
+  EngineCore core_;    // engine thread
+  bool quit_ = false;  // engine thread
+  std::thread thread_;
+};
+
+void ThreadedEngine::Start() {
+  {
+    absl::MutexLock lock(&mu_);
+    CHECK(!started_ && !stopped_) << "an engine starts once";
+    started_ = true;
+  }
+  thread_ = std::thread([this] { Run(); });
+  executor_->Start(this);
+}
+
+absl::Status ThreadedEngine::Submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) {
+  const absl::Time now = absl::Now();
+  if (request.received == absl::InfinitePast()) request.received = now;
+  absl::MutexLock lock(&mu_);
+  const absl::StatusOr<SequenceId> id = admission_.Admit(request, now);
+  if (!id.ok()) return id.status();
+  inbox_.push_back(EngineCore::Accepted{*id, std::move(request), std::move(sink)});
+  return absl::OkStatus();
+}
+
+void ThreadedEngine::Cancel(const std::string& caller, const std::string& request_id) {
+  absl::MutexLock lock(&mu_);
+  // Resolved here: by the time the message is read the name may belong to a later request.
+  const std::optional<SequenceId> id = admission_.Find(caller, request_id);
+  if (id.has_value()) inbox_.push_back(Cancellation{*id});
+}
+
+EngineStats ThreadedEngine::Stats() const {
+  absl::MutexLock lock(&mu_);
+  EngineStats stats = admission_.Stats();
+  if (idle_ && inbox_.empty()) stats.last_progress = absl::Now();
+  return stats;
+}
+
+void ThreadedEngine::Drain(absl::Duration timeout) {
+  absl::MutexLock lock(&mu_);
+  admission_.Close();
+  auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return admission_.live() == 0; };
+  if (mu_.AwaitWithTimeout(absl::Condition(&empty), timeout)) return;
+  inbox_.push_back(EndAll{DrainingError()});
+  mu_.Await(absl::Condition(&empty));
+}
+
+void ThreadedEngine::Stop() {
+  absl::call_once(stop_once_, [this] {
+    bool started;
+    {
+      absl::MutexLock lock(&mu_);
+      stopped_ = true;
+      admission_.Close();
+      started = started_;
+    }
+    if (!started) return;
+    Post(Quit{});
+    thread_.join();
+    executor_->Stop();  // events that still come in are left in the inbox
+  });
+}
+
+void ThreadedEngine::Run() {
+  std::vector<Message> batch;
+  while (!quit_) {
+    {
+      auto mail = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !inbox_.empty(); };
+      const absl::Time wakeup = core_.NextWakeup();
+      absl::MutexLock lock(&mu_);
+      mu_.AwaitWithDeadline(absl::Condition(&mail), wakeup);
+      batch.swap(inbox_);
+      idle_ = false;
+    }
+    const absl::Time now = absl::Now();
+    for (Message& message : batch) {
+      std::visit([this, now](auto& m) { Handle(m, now); }, message);
+    }
+    batch.clear();
+    if (!quit_) core_.Advance(absl::Now());
+    EngineStats stats;
+    {
+      absl::MutexLock lock(&mu_);
+      Publish();
+      idle_ = core_.idle();
+      stats = admission_.Stats();
+    }
+    metrics_->Gauges(stats);
+  }
+}
+
+void ThreadedEngine::BeforeEnd(SequenceId id) {
+  absl::MutexLock lock(&mu_);
+  admission_.End(id);
+  Publish();
+}
+
+void ThreadedEngine::Publish() {
+  core_.FillStats(&scheduling_);
+  admission_.SetScheduling(scheduling_, core_.scheduler().running_prompt_tokens());
+  admission_.set_group_cause(core_.group_cause());
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> Engine::Create(const Options& options, const Tokenizer* tokenizer, StepExecutor* executor,
+                                       EngineMetrics* metrics) {
+  CHECK(options.token_budget > 0 && options.max_running > 0 && options.async_depth > 0)
+      << "token_budget " << options.token_budget << ", max_running " << options.max_running << ", async_depth "
+      << options.async_depth;
+  return std::make_unique<ThreadedEngine>(options, tokenizer, executor, metrics);
+}
+
+}  // namespace bitshard

@@ -1,0 +1,117 @@
+// The engine's state and rules without its thread and without a clock: each call gets the time. The thread in engine.cc
+// drives it; the simulator in tests/coordinator/engine drives it on a virtual clock.
+//
+// Owned by the engine thread. Calls go out to the executor (plans), the sinks (deltas, ends), the metrics, and the
+// observer; none of them may call back into this object.
+// Invariant: every accepted request is live until its one OnEnd; when OnEnd is called its blocks and slot are back.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "coordinator/engine/engine.h"
+#include "coordinator/engine/engine_metrics.h"
+#include "coordinator/engine/engine_stats.h"
+#include "coordinator/engine/step_executor.h"
+#include "coordinator/engine/text_stream.h"
+#include "coordinator/schedule/scheduler.h"
+#include "coordinator/text/tokenizer.h"
+
+namespace bitshard {
+
+class EngineCore {
+ public:
+  class Observer {
+   public:
+    virtual ~Observer() = default;
+    // The request is over, FillStats no longer counts it; its OnEnd comes next.
+    virtual void BeforeEnd(SequenceId id) = 0;
+  };
+  struct Accepted {
+    SequenceId id = 0;
+    GenerateRequest request;  // `received` is set
+    std::shared_ptr<RequestSink> sink;  // shared with the frontend's stream, which may outlive the request
+  };
+
+  // All pointers outlive this object.
+  EngineCore(const Engine::Options& options, const Tokenizer* tokenizer, StepExecutor* executor,
+             EngineMetrics* metrics, Observer* observer);
+
+  void Accept(Accepted accepted, absl::Time now);
+  // Nothing happens when the request has ended already.
+  void Cancel(SequenceId id, absl::Time now);
+  void GroupReady(const GroupInfo& info, absl::Time now);
+  void GroupLost(uint64_t term, uint64_t epoch, const absl::Status& why, absl::Time now);
+  void StepDone(const internal::StepResult& result, absl::Time now);
+  void EndAll(const absl::Status& status, EndReason reason, absl::Time now);
+
+  // Ends what has passed its deadline, then plans steps while fewer than async_depth are out. Call it after the others,
+  // and at NextWakeup().
+  void Advance(absl::Time now);
+  // When Advance has something to do though nothing was called: a deadline, or the next idle plan.
+  absl::Time NextWakeup() const;
+
+  // Nothing is out and nobody waits.
+  bool idle() const { return scheduler_.steps_in_flight() == 0 && live_.empty(); }
+  size_t live() const { return live_.size(); }
+  // Why there is no group; OK while there is one, or nothing is known.
+  const absl::Status& group_cause() const { return group_cause_; }
+  // All but received, rejected, finished, waiting_tokens, which admission knows.
+  void FillStats(EngineStats* stats) const;
+  const Scheduler& scheduler() const { return scheduler_; }
+
+ private:
+  struct Live {
+    Live(Accepted accepted, const Tokenizer* tokenizer)
+        : request(std::move(accepted.request)), sink(std::move(accepted.sink)), text(tokenizer, request) {}
+    GenerateRequest request;
+    std::shared_ptr<RequestSink> sink;
+    TextStream text;
+    uint32_t completion_tokens = 0;
+    std::optional<absl::Time> first_planned, first_token, last_token;
+  };
+  struct PlanOut {
+    uint64_t step;
+    StepKind kind;
+    uint32_t tokens, rows;
+    absl::Time sent;
+  };
+
+  // False when there is nothing to plan.
+  bool PlanStep(absl::Time now);
+  void CommitToken(const Commit& commit, absl::Time now);
+  // The only way out for a request. `finish` with an OK status.
+  void End(SequenceId id, absl::Status status, EndReason reason, TextStream::End finish, absl::Time now);
+  void End(SequenceId id, absl::Status status, EndReason reason, absl::Time now) {
+    End(id, std::move(status), reason, {}, now);
+  }
+  void EndExpired(SequenceId id, absl::Time now);
+
+  const Engine::Options options_;
+  const Tokenizer* const tokenizer_;
+  StepExecutor* const executor_;
+  EngineMetrics* const metrics_;
+  Observer* const observer_;
+
+  Scheduler scheduler_;
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Live>> live_;
+  std::set<std::pair<absl::Time, SequenceId>> deadlines_;  // of live requests that have one
+
+  EngineStats::GroupState group_state_ = EngineStats::GroupState::kForming;
+  absl::Status group_cause_;
+  GroupInfo group_;                // of the last epoch
+  uint64_t last_step_ = 0;         // sent in this epoch
+  std::deque<PlanOut> plans_out_;  // in step with the scheduler's steps in flight
+  uint64_t steps_ = 0, tokens_ = 0;
+  absl::Time last_progress_ = absl::InfinitePast();
+};
+
+}  // namespace bitshard

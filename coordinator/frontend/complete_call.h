@@ -1,0 +1,43 @@
+// Inference.Complete: the unary twin of Generate. Pieces are kept until the end.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "coordinator/frontend/generation_call.h"
+
+namespace bitshard {
+
+class CompleteCall final : public GenerationCall, public grpc::ServerUnaryReactor {
+ public:
+  static grpc::ServerUnaryReactor* Start(const FrontendContext* frontend, grpc::CallbackServerContext* context,
+                                         const grpc::ByteBuffer& request, grpc::ByteBuffer* response);
+
+  CompleteCall(const FrontendContext* frontend, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
+      : GenerationCall(frontend, context), response_(response) {}
+
+ private:
+  void Refuse(const absl::Status& status) override;
+
+  void OnDelta(TokenDelta delta) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEnd(RequestEnd end) override ABSL_LOCKS_EXCLUDED(mu_);
+  bool Pump(absl::Time now) override ABSL_LOCKS_EXCLUDED(mu_);
+
+  void OnCancel() override { CancelledByClient(); }
+  void OnDone() override { self_.reset(); }
+
+  grpc::ByteBuffer* const response_;    // gRPC's, valid until Finish
+  std::shared_ptr<CompleteCall> self_;  // until OnDone
+
+  absl::Mutex mu_;
+  v1::CompleteResponse answer_ ABSL_GUARDED_BY(mu_);
+  std::optional<RequestEnd> end_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace bitshard

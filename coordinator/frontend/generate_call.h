@@ -1,0 +1,65 @@
+// Inference.Generate: one stream to one client.
+//
+// The engine's pieces go into a DeltaBuffer; Pump takes out all there is and writes it as one message, one write at a
+// time. A client that reads too slowly is ended with RESOURCE_EXHAUSTED, and cut off when it does not even take that.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "coordinator/frontend/delta_buffer.h"
+#include "coordinator/frontend/generation_call.h"
+
+namespace bitshard {
+
+class GenerateCall final : public GenerationCall, public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  // Frees itself when gRPC, the engine and the writer are through with it.
+  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(const FrontendContext* frontend,
+                                                           grpc::CallbackServerContext* context,
+                                                           const grpc::ByteBuffer& request);
+
+  GenerateCall(const FrontendContext* frontend, grpc::CallbackServerContext* context)
+      : GenerationCall(frontend, context), buffer_(frontend->slow_reader) {}
+
+ private:
+  void Refuse(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mu_);
+
+  void OnAdmitted() override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnDelta(TokenDelta delta) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEnd(RequestEnd end) override ABSL_LOCKS_EXCLUDED(mu_);
+
+  bool Pump(absl::Time now) override ABSL_LOCKS_EXCLUDED(mu_);
+  bool LookAfterSlowReader(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishWith(const absl::Status& status, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `delta` and `end` may be null. An error of `end` does not go into the message.
+  grpc::ByteBuffer Message(const TokenDelta* delta, const RequestEnd* end);
+
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnCancel() override { CancelledByClient(); }
+  void OnDone() override ABSL_LOCKS_EXCLUDED(mu_);
+
+  std::shared_ptr<GenerateCall> self_;  // until OnDone
+  bool started_sent_ = false;           // of whoever holds the right to write
+
+  absl::Mutex mu_;
+  DeltaBuffer buffer_ ABSL_GUARDED_BY(mu_);
+  std::optional<RequestEnd> end_ ABSL_GUARDED_BY(mu_);
+  uint32_t next_index_ ABSL_GUARDED_BY(mu_) = 0;  // tokens put into messages so far
+  bool admitted_ ABSL_GUARDED_BY(mu_) = false;
+  bool metadata_sent_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;     // a write is on its way: the right to write is taken
+  absl::Time write_since_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::Time> finished_ ABSL_GUARDED_BY(mu_);  // Finish has been called
+  bool cut_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  grpc::ByteBuffer current_;                      // of the write on its way
+};
+
+}  // namespace bitshard

@@ -1,0 +1,102 @@
+#include "coordinator/frontend/generation_call.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "coordinator/frontend/wire.h"
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "proto/status_details.h"
+
+namespace bitshard {
+namespace {
+
+// Shorter requests are tokenized in less time than it takes to hand them to another thread.
+constexpr size_t kInlineBytes = 16 << 10;
+
+std::string Metadata(const grpc::CallbackServerContext& context, const char* key) {
+  const auto it = context.client_metadata().find(key);
+  if (it == context.client_metadata().end()) return "";
+  return absl::CHexEscape(absl::string_view(it->second.data(), std::min<size_t>(it->second.size(), 128)));
+}
+
+}  // namespace
+
+void GenerationCall::Begin(const grpc::ByteBuffer& bytes, const std::string& message_name) {
+  received_ = absl::Now();
+  const auto deadline = context_->deadline();
+  deadline_ = deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture() : absl::FromChrono(deadline);
+  caller_ = CallerOf(*context_);
+  trace_ = Metadata(*context_, "traceparent");
+  frontend_->metrics->Received();
+  auto request = std::make_unique<v1::GenerateRequest>();
+  if (!ParseMessage(bytes, request.get()).ok()) {
+    frontend_->metrics->Rejected(RejectReason::kBadRequest);
+    Refuse(MalformedError(message_name));
+    return;
+  }
+  if (bytes.Length() <= kInlineBytes) {
+    PrepareAndSubmit(*request);
+    return;
+  }
+  // std::function wants copies.
+  std::shared_ptr<v1::GenerateRequest> shared = std::move(request);
+  const std::shared_ptr<GenerationCall> self = shared_from_this();
+  if (frontend_->background->Run([self, shared] { self->PrepareAndSubmit(*shared); })) return;
+  frontend_->metrics->Rejected(RejectReason::kQueueFull);
+  Refuse(WithRetryInfo(absl::ResourceExhaustedError("too many long prompts wait to be tokenized"), absl::Seconds(1)));
+}
+
+void GenerationCall::PrepareAndSubmit(const v1::GenerateRequest& request) {
+  absl::StatusOr<PreparedRequest> prepared =
+      PrepareRequest(request, *frontend_->model, frontend_->engine->Stats().max_request_tokens);
+  absl::Status status = prepared.status();
+  if (status.ok()) {
+    prepared_ = *std::move(prepared);
+    status = Submit();
+  } else {
+    frontend_->metrics->Rejected(RejectReason::kBadRequest);
+  }
+  if (status.ok()) return;
+  LogInfo("request id={} event=refused code={} trace={} cause=\"{}\"", prepared_.started.request_id(),
+          absl::StatusCodeToString(status.code()), trace_, absl::CHexEscape(status.message().substr(0, 256)));
+  Refuse(status);
+}
+
+absl::Status GenerationCall::Submit() {
+  {
+    absl::MutexLock lock(&cancel_mu_);
+    if (cancelled_) return absl::CancelledError("the caller has gone");
+  }
+  GenerateRequest request = prepared_.engine;
+  request.caller = caller_;
+  request.received = received_;
+  request.deadline = deadline_;
+  RETURN_IF_ERROR(frontend_->engine->Submit(std::move(request), shared_from_this()));
+  absl::MutexLock lock(&cancel_mu_);
+  submitted_ = true;
+  if (cancelled_) CancelInEngine();
+  return absl::OkStatus();
+}
+
+void GenerationCall::CancelledByClient() {
+  absl::MutexLock lock(&cancel_mu_);
+  cancelled_ = true;
+  if (submitted_) CancelInEngine();
+}
+
+void GenerationCall::CancelInEngine() { frontend_->engine->Cancel(caller_, prepared_.engine.request_id); }
+
+void GenerationCall::LogEnd(const absl::Status& status, const RequestEnd& end) const {
+  LogInfo("request id={} event=end code={} prompt_tokens={} cached_tokens={} completion_tokens={} queue_ms={:.1f} "
+          "prefill_ms={:.1f} decode_ms={:.1f} trace={}",
+          prepared_.started.request_id(), absl::StatusCodeToString(status.code()), end.prompt_tokens,
+          end.cached_tokens, end.completion_tokens, absl::ToDoubleMilliseconds(end.timings.queue),
+          absl::ToDoubleMilliseconds(end.timings.prefill), absl::ToDoubleMilliseconds(end.timings.decode), trace_);
+}
+
+}  // namespace bitshard

@@ -1,0 +1,60 @@
+// One call that generates, whatever its shape: from bytes to an admitted request, and cancellation on the way.
+//
+// Shared by gRPC (until OnDone), the engine (until OnEnd) and the writer; the last one to let go frees it.
+// Threads: Begin on gRPC's thread; what follows on it or, for long prompts, on the background thread; OnAdmitted,
+// OnDelta and OnEnd on the engine's, where they only store and wake the writer.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+#include "coordinator/engine/engine.h"
+#include "coordinator/frontend/frontend_context.h"
+#include "coordinator/frontend/prepare_request.h"
+#include "coordinator/frontend/stream_writer.h"
+#include "proto/inference.pb.h"
+
+namespace bitshard {
+
+class GenerationCall : public RequestSink, public PumpedStream, public std::enable_shared_from_this<GenerationCall> {
+ protected:
+  GenerationCall(const FrontendContext* frontend, grpc::CallbackServerContext* context)
+      : frontend_(frontend), context_(context) {}
+
+  // Parses, checks, tokenizes and submits. On any error Refuse is called, once.
+  void Begin(const grpc::ByteBuffer& bytes, const std::string& message_name);
+  // The call ends with `status`; nothing has been sent.
+  virtual void Refuse(const absl::Status& status) = 0;
+  // The client has gone or its deadline has passed.
+  void CancelledByClient() ABSL_LOCKS_EXCLUDED(cancel_mu_);
+  void CancelInEngine();
+  void WakeWriter() { frontend_->writer->Wake(shared_from_this()); }
+  // One line for the log.
+  void LogEnd(const absl::Status& status, const RequestEnd& end) const;
+
+  const FrontendContext* const frontend_;
+  grpc::CallbackServerContext* const context_;  // valid until OnDone
+  PreparedRequest prepared_;                    // constant once submitted
+
+ private:
+  void PrepareAndSubmit(const v1::GenerateRequest& request);
+  absl::Status Submit();
+
+  absl::Time received_;
+  absl::Time deadline_;
+  std::string caller_;
+  std::string trace_;  // of the caller's traceparent, for the log
+
+  absl::Mutex cancel_mu_;
+  bool cancelled_ ABSL_GUARDED_BY(cancel_mu_) = false;
+  bool submitted_ ABSL_GUARDED_BY(cancel_mu_) = false;
+};
+
+}  // namespace bitshard

@@ -1,0 +1,115 @@
+#include "coordinator/frontend/inference_service.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+#include "coordinator/frontend/complete_call.h"
+#include "coordinator/frontend/generate_call.h"
+#include "coordinator/frontend/text_methods.h"
+#include "coordinator/frontend/wire.h"
+#include "proto/inference.grpc.pb.h"
+#include "proto/status_details.h"
+
+namespace bitshard {
+namespace {
+
+constexpr int kMaxAborts = 1024;
+
+absl::Status NotBuilt(absl::string_view method) {
+  return absl::UnimplementedError(absl::StrCat(
+      method, " is not built yet; built: Generate, Complete, Tokenize, Detokenize, ApplyChatTemplate, ListModels, Abort"));
+}
+
+// clang-format off
+template <typename Base> using RawGenerate = v1::Inference::WithRawCallbackMethod_Generate<Base>;
+template <typename Base> using RawComplete = v1::Inference::WithRawCallbackMethod_Complete<Base>;
+template <typename Base> using RawScore = v1::Inference::WithRawCallbackMethod_Score<Base>;
+template <typename Base> using RawEmbed = v1::Inference::WithRawCallbackMethod_Embed<Base>;
+template <typename Base> using RawTokenize = v1::Inference::WithRawCallbackMethod_Tokenize<Base>;
+template <typename Base> using RawDetokenize = v1::Inference::WithRawCallbackMethod_Detokenize<Base>;
+template <typename Base> using RawApplyChatTemplate = v1::Inference::WithRawCallbackMethod_ApplyChatTemplate<Base>;
+template <typename Base> using RawListModels = v1::Inference::WithRawCallbackMethod_ListModels<Base>;
+template <typename Base> using RawAbort = v1::Inference::WithRawCallbackMethod_Abort<Base>;
+// clang-format on
+using RawInference = RawGenerate<RawComplete<RawScore<RawEmbed<RawTokenize<
+    RawDetokenize<RawApplyChatTemplate<RawListModels<RawAbort<v1::Inference::Service>>>>>>>>>;
+
+class InferenceService final : public RawInference {
+ public:
+  explicit InferenceService(const FrontendContext* frontend) : frontend_(frontend) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+
+  grpc::ServerWriteReactor<Bytes>* Generate(Context* context, const Bytes* request) override {
+    return GenerateCall::Start(frontend_, context, *request);
+  }
+  grpc::ServerUnaryReactor* Complete(Context* context, const Bytes* request, Bytes* response) override {
+    return CompleteCall::Start(frontend_, context, *request, response);
+  }
+  grpc::ServerUnaryReactor* Score(Context* context, const Bytes* request, Bytes* response) override {
+    return AnswerUnary<v1::ScoreRequest, v1::ScoreResponse>(
+        context, request, response, [](const auto&, auto*) { return NotBuilt("Score"); });
+  }
+  grpc::ServerUnaryReactor* Embed(Context* context, const Bytes* request, Bytes* response) override {
+    return AnswerUnary<v1::EmbedRequest, v1::EmbedResponse>(
+        context, request, response, [](const auto&, auto*) { return NotBuilt("Embed"); });
+  }
+  grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request, Bytes* response) override {
+    return AnswerText<v1::TokenizeRequest, v1::TokenizeResponse>(context, request, response, &bitshard::Tokenize);
+  }
+  grpc::ServerUnaryReactor* Detokenize(Context* context, const Bytes* request, Bytes* response) override {
+    return AnswerText<v1::DetokenizeRequest, v1::DetokenizeResponse>(context, request, response,
+                                                                     &bitshard::Detokenize);
+  }
+  grpc::ServerUnaryReactor* ApplyChatTemplate(Context* context, const Bytes* request, Bytes* response) override {
+    return AnswerText<v1::ApplyChatTemplateRequest, v1::ApplyChatTemplateResponse>(context, request, response,
+                                                                                   &bitshard::ApplyChatTemplate);
+  }
+  grpc::ServerUnaryReactor* ListModels(Context* context, const Bytes* request, Bytes* response) override {
+    return AnswerText<v1::ListModelsRequest, v1::ListModelsResponse>(context, request, response,
+                                                                     &bitshard::ListModels);
+  }
+  grpc::ServerUnaryReactor* Abort(Context* context, const Bytes* request, Bytes* response) override {
+    return AnswerUnary<v1::AbortRequest, v1::AbortResponse>(
+        context, request, response, [&](const v1::AbortRequest& abort, auto*) {
+          if (abort.request_ids_size() > kMaxAborts) {
+            return BadFieldError("request_ids",
+                                 absl::StrCat("at most ", kMaxAborts, ", not ", abort.request_ids_size()));
+          }
+          const std::string caller = CallerOf(*context);
+          for (const std::string& id : abort.request_ids()) frontend_->engine->Cancel(caller, id);
+          return absl::OkStatus();
+        });
+  }
+
+ private:
+  // Long texts go to the background thread: gRPC's threads are few, and the workers' streams need them too.
+  template <typename Request, typename Response, typename Method>
+  grpc::ServerUnaryReactor* AnswerText(Context* context, const Bytes* request, Bytes* response, Method method) {
+    const ServedModel* model = frontend_->model;
+    const auto answer = [model, method](const Request& in, Response* out) { return method(*model, in, out); };
+    if (request->Length() <= kInlineBytes) return AnswerUnary<Request, Response>(context, request, response, answer);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const bool queued = frontend_->background->Run([reactor, context, request, response, answer] {
+      AnswerOn<Request, Response>(reactor, context, request, response, answer);
+    });
+    if (!queued) {
+      reactor->Finish(EndOfCall(
+          context, WithRetryInfo(absl::ResourceExhaustedError("too many long texts wait"), absl::Seconds(1))));
+    }
+    return reactor;
+  }
+
+  static constexpr size_t kInlineBytes = 16 << 10;
+  const FrontendContext* const frontend_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeInferenceService(const FrontendContext* frontend) {
+  return std::make_unique<InferenceService>(frontend);
+}
+
+}  // namespace bitshard

@@ -1,0 +1,39 @@
+// A public request into the engine's words: every field checked, the prompt tokenized.
+//
+// Checks come in this order: fields (INVALID_ARGUMENT, all wrong ones at once), model (NOT_FOUND), what is not built
+// (UNIMPLEMENTED), the prompt and its length (INVALID_ARGUMENT).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "coordinator/engine/engine.h"
+#include "coordinator/frontend/served_model.h"
+#include "proto/inference.pb.h"
+
+namespace bitshard {
+
+struct PreparedRequest {
+  GenerateRequest engine;
+  bool send_text = true;
+  bool send_token_ids = false;
+  v1::Started started;  // goes into the first message
+};
+
+// `pool_tokens`: the longest prompt + output that the KV pool can hold, 0 = not known; it only bounds the default of
+// max_tokens. Times, caller and sink are the caller's business.
+absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& request, const ServedModel& model,
+                                               uint64_t pool_tokens);
+
+// The prompt of a conversation. `field`: where it stands in the request, for errors.
+absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& model, const std::string& field);
+absl::StatusOr<std::vector<int32_t>> TokenizeChat(const std::string& rendered, const ServedModel& model);
+
+// Bytes of text beyond which it cannot fit the context, whatever its tokens: refused without tokenizing.
+uint64_t MaxTextBytes(const ServedModel& model);
+
+}  // namespace bitshard

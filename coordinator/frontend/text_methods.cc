@@ -1,0 +1,86 @@
+#include "coordinator/frontend/text_methods.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "coordinator/frontend/prepare_request.h"
+#include "kernels/base/status_macros.h"
+#include "proto/status_details.h"
+
+namespace bitshard {
+namespace {
+
+absl::Status TooLong(const std::string& field, uint64_t bytes, const ServedModel& model) {
+  return BadFieldError(field, absl::StrCat(bytes, " bytes are more than ", MaxTextBytes(model),
+                                           ", far beyond the context; send it in pieces"));
+}
+
+}  // namespace
+
+absl::Status Tokenize(const ServedModel& model, const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
+  RETURN_IF_ERROR(CheckModelName(model, request.model()));
+  if (request.text().size() > MaxTextBytes(model)) return TooLong("text", request.text().size(), model);
+  EncodeOptions options;
+  if (request.has_add_special()) options.add_special = request.add_special();
+  options.parse_special = request.parse_special();
+  ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, model.tokenizer->Encode(request.text(), options));
+  for (const int32_t token : tokens) {
+    response->add_token_ids(static_cast<uint32_t>(token));
+    if (request.token_texts()) {
+      const std::string_view bytes = model.tokenizer->TokenBytes(token);
+      response->add_token_texts(bytes.data(), bytes.size());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Detokenize(const ServedModel& model, const v1::DetokenizeRequest& request,
+                        v1::DetokenizeResponse* response) {
+  RETURN_IF_ERROR(CheckModelName(model, request.model()));
+  std::vector<int32_t> tokens;
+  tokens.reserve(request.token_ids_size());
+  for (int i = 0; i < request.token_ids_size(); ++i) {
+    if (request.token_ids(i) >= model.vocabulary_size) {
+      return BadFieldError(absl::StrCat("token_ids[", i, "]"),
+                           absl::StrCat("must be below the vocabulary size ", model.vocabulary_size, ", not ",
+                                        request.token_ids(i)));
+    }
+    tokens.push_back(static_cast<int32_t>(request.token_ids(i)));
+  }
+  response->set_text(model.tokenizer->Decode(tokens, request.skip_special_tokens()));
+  return absl::OkStatus();
+}
+
+absl::Status ApplyChatTemplate(const ServedModel& model, const v1::ApplyChatTemplateRequest& request,
+                               v1::ApplyChatTemplateResponse* response) {
+  RETURN_IF_ERROR(CheckModelName(model, request.model()));
+  if (request.chat().messages().empty()) return BadFieldError("chat.messages", "must not be empty");
+  uint64_t bytes = 0;
+  for (const v1::ChatMessage& message : request.chat().messages()) bytes += message.content().size();
+  if (bytes > MaxTextBytes(model)) return TooLong("chat.messages", bytes, model);
+  ASSIGN_OR_RETURN(*response->mutable_text(), RenderChat(request.chat(), model, "chat"));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, TokenizeChat(response->text(), model));
+  for (const int32_t token : tokens) response->add_token_ids(static_cast<uint32_t>(token));
+  return absl::OkStatus();
+}
+
+absl::Status ListModels(const ServedModel& model, const v1::ListModelsRequest&, v1::ListModelsResponse* response) {
+  for (const std::string& name : model.names) {
+    v1::Model& out = *response->add_models();
+    out.set_name(name);
+    out.set_fingerprint(model.fingerprint);
+    out.set_family(model.family);
+    out.set_context_tokens(model.context_tokens);
+    out.set_vocabulary_size(model.vocabulary_size);
+    for (const std::string& format : model.weight_formats) out.add_weight_formats(format);
+    out.set_kv_cache_type(model.kv_cache_type);
+    out.set_activations(model.activations);
+    out.set_chat(model.chat_template != nullptr);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace bitshard

@@ -1,0 +1,66 @@
+#include "coordinator/frontend/to_proto.h"
+
+#include "kernels/base/check.h"
+
+namespace bitshard {
+
+void SetDuration(absl::Duration duration, google::protobuf::Duration* out) {
+  absl::Duration rest;
+  out->set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &rest));
+  out->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
+}
+
+absl::Duration FromProto(const google::protobuf::Duration& duration) {
+  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+void SetTimestamp(absl::Time time, google::protobuf::Timestamp* out) {
+  absl::Duration rest;
+  out->set_seconds(absl::IDivDuration(time - absl::UnixEpoch(), absl::Seconds(1), &rest));
+  out->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
+}
+
+void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& tokenizer, v1::TokenLogprobs* out) {
+  const auto set = [&](int32_t id, float logprob, v1::Logprob* one) {
+    one->set_token_id(static_cast<uint32_t>(id));
+    one->set_logprob(logprob);
+    one->set_text(tokenizer.Decode({id}, /*skip_special=*/false));
+  };
+  set(token, logprobs.chosen, out->mutable_chosen());
+  for (const auto& [id, logprob] : logprobs.top) set(id, logprob, out->add_top());
+}
+
+void SetFinished(const RequestEnd& end, v1::Finished* out) {
+  CHECK(end.finish_reason.has_value());
+  switch (*end.finish_reason) {
+    case FinishReason::kStop: out->set_reason(v1::FINISH_REASON_STOP); break;
+    case FinishReason::kLength: out->set_reason(v1::FINISH_REASON_LENGTH); break;
+  }
+  if (!end.matched_stop.empty()) {
+    out->set_stop(end.matched_stop);
+  } else if (end.matched_token) {
+    out->set_token_id(static_cast<uint32_t>(*end.matched_token));
+  }
+  v1::Usage& usage = *out->mutable_usage();
+  usage.set_prompt_tokens(end.prompt_tokens);
+  usage.set_completion_tokens(end.completion_tokens);
+  usage.set_cached_tokens(end.cached_tokens);
+  SetDuration(end.timings.queue, usage.mutable_queue_time());
+  SetDuration(end.timings.prefill, usage.mutable_prefill_time());
+  SetDuration(end.timings.decode, usage.mutable_decode_time());
+}
+
+void SetLoad(const EngineStats& stats, uint32_t block_tokens, v1::Load* out) {
+  out->set_running(stats.running);
+  out->set_waiting(stats.waiting);
+  v1::BlockCounts& blocks = *out->mutable_blocks();
+  blocks.set_total(stats.blocks_total);
+  blocks.set_free(stats.blocks_free);
+  blocks.set_used(stats.blocks_used);
+  blocks.set_cached(0);
+  blocks.set_quarantined(stats.blocks_quarantined);
+  out->set_kv_usage(stats.blocks_total == 0 ? 0 : static_cast<double>(stats.blocks_used) / stats.blocks_total);
+  out->set_block_tokens(block_tokens);
+}
+
+}  // namespace bitshard

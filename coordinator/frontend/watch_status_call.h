@@ -1,0 +1,43 @@
+// Admin.WatchStatus: the status at once, then at every interval, until the watcher goes.
+#pragma once
+
+#include <memory>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "coordinator/frontend/admin_service.h"
+#include "coordinator/frontend/stream_writer.h"
+
+namespace bitshard {
+
+class WatchStatusCall final : public PumpedStream,
+                              public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                              public std::enable_shared_from_this<WatchStatusCall> {
+ public:
+  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(const AdminSources* sources, absl::Duration interval);
+
+  WatchStatusCall(const AdminSources* sources, absl::Duration interval) : sources_(sources), interval_(interval) {}
+
+ private:
+  bool Pump(absl::Time now) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnWriteDone(bool) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnCancel() override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnDone() override { self_.reset(); }
+
+  const AdminSources* const sources_;
+  const absl::Duration interval_;
+  std::shared_ptr<WatchStatusCall> self_;  // until OnDone
+  grpc::ByteBuffer current_;
+
+  absl::Mutex mu_;
+  absl::Time next_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace bitshard

@@ -1,0 +1,61 @@
+// The coordinator's command line, read once in main and checked before anything starts.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "proto/worker.pb.h"
+
+namespace bitshard {
+
+struct CoordinatorOptions {
+  std::string model;  // path
+  std::vector<std::string> served_names;  // empty = the checkpoint's
+  uint32_t workers = 1;
+  std::vector<double> shares;             // empty = equal
+  std::string token;                      // content of --token-file
+
+  std::string bind;                       // public, health, fleet, metrics
+  std::string admin_bind;
+  int port = 0, fleet_port = 0, health_port = 0, admin_port = 0;
+  std::optional<int> metrics_port;        // none: no page
+  bool reflection = true;
+  std::string port_file;
+
+  internal::NumericsOptions::Activations activations = internal::NumericsOptions::ACTIVATIONS_A16;
+  internal::NumericsOptions::CacheType kv_cache_type = internal::NumericsOptions::CACHE_TYPE_BF16;
+  std::string activations_name, kv_cache_name;  // "a16", "bf16"
+  std::optional<uint32_t> kv_blocks;
+  uint64_t kv_bytes = 0;                        // per rank; without kv_blocks
+
+  uint32_t token_budget = 256;
+  uint32_t max_running = 64;
+  uint32_t max_waiting = 1024;
+  uint64_t max_waiting_tokens = 1 << 20;
+  uint32_t max_context = 0;               // 0 = the model's
+
+  absl::Duration stall_timeout = absl::Seconds(5);
+  absl::Duration drain_timeout = absl::Seconds(30);
+  absl::Duration slow_reader_timeout = absl::Seconds(10);
+  bool exit_with_parent = false;
+  std::string log_level;
+};
+
+// Sets the text of --help. Before ParseCommandLine.
+void DescribeCoordinatorFlags();
+
+// From the parsed flags; an error says which flag and what it takes. `extra`: arguments that are no flags.
+absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(const std::vector<std::string>& extra);
+
+// "3,2,2" for `workers` ranks; "" = equal.
+absl::StatusOr<std::vector<double>> ParseShares(const std::string& text, uint32_t workers);
+// "1073741824", "512MiB", "1.5GiB", "2G" (= GiB).
+absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
+
+}  // namespace bitshard

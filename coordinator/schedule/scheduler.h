@@ -1,0 +1,149 @@
+// Who runs next: continuous batching over a paged KV cache, without phases.
+//
+// Pure and single-threaded (engine thread): no clock, no I/O, no logging; the same calls give the same answers. README.md
+// of this folder has the concepts and the invariants.
+//
+// Each Schedule() spends a token budget: first on running sequences that lack one token (decodes), then on running ones
+// that lack more (chunks of prompts and of recomputed history), then on waiting ones; each group in the order of service.
+// Blocks are taken as tokens need them. When none is free, the last running sequence in the order of service is
+// preempted: blocks and slot go back, it waits and is recomputed later. The first in the order is never preempted, so
+// somebody always gets on; one that cannot go on even alone is handed back as unfit.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+
+#include "coordinator/schedule/block_pool.h"
+#include "coordinator/schedule/sequence.h"
+#include "proto/plan.pb.h"
+
+namespace bitshard {
+
+// What the group of workers offers, and the bounds to keep. Fixed within an epoch.
+struct SchedulerLimits {
+  uint32_t total_blocks = 0;
+  uint32_t block_tokens = 16;
+  uint32_t max_slots = 0;     // sequences that run at once
+  uint32_t token_budget = 0;  // per step
+  std::optional<uint32_t> max_chunk;  // tokens of one sequence in a step
+};
+
+// One row of a step, before it becomes a plan.
+struct ScheduledRow {
+  const Sequence* sequence = nullptr;  // valid until the scheduler is called next
+  SlotRef slot;
+  uint32_t start = 0, n_tokens = 0;
+  bool enters = false;                 // the sequence gets its slot in this step
+  bool first_time = false;             // enters, and has never run before
+  bool sample = false;
+  uint32_t output_index = 0;           // with sample
+  std::vector<BlockId> new_blocks;
+};
+
+struct StepSchedule {
+  std::vector<ScheduledRow> rows;
+  uint32_t tokens = 0;
+  uint32_t preempted = 0;              // sequences
+  std::vector<SequenceId> unfit;       // removed: the blocks that are not quarantined can never hold them
+};
+
+// What became of one output of a step.
+struct Commit {
+  enum class Kind {
+    kToken,      // appended to the sequence
+    kNonFinite,  // the caller ends the sequence through Quarantine
+    kMissing,    // the row was to sample and brought nothing, or a token out of range; the caller ends the sequence
+  };
+  SequenceId id = 0;
+  Kind kind = Kind::kToken;
+  uint32_t output_index = 0;
+  const internal::StepOutput* output = nullptr;  // into the result; null with kMissing
+};
+
+class Scheduler {
+ public:
+  // A new group with an empty cache. REQUIRES: no epoch is running, all limits > 0.
+  void StartEpoch(const SchedulerLimits& limits);
+  // The group is gone, with all KV and all plans in flight: running sequences wait again, committed tokens stay.
+  void EndEpoch();
+  bool has_epoch() const { return has_epoch_; }
+
+  // Queues a sequence. REQUIRES: a new id, larger than all before.
+  void Add(SequenceSpec spec);
+  // Forgets a sequence; its slot and blocks are free from the next plan on. REQUIRES: Contains(id).
+  void Remove(SequenceId id);
+  // As Remove, but its blocks are set aside for the rest of the epoch. REQUIRES: Contains(id).
+  void Quarantine(SequenceId id);
+  bool Contains(SequenceId id) const { return sequences_.contains(id); }
+  // REQUIRES: Contains(id).
+  const Sequence& Get(SequenceId id) const;
+
+  // Chooses the rows of the next step and takes it as sent: Commit expects its result after those of earlier steps.
+  // When there is nothing to run the schedule has no rows and no result is expected, unless `allow_empty`.
+  // No rows, nothing in flight => no sequence is left. REQUIRES: has_epoch().
+  StepSchedule Schedule(bool allow_empty = false);
+
+  // Takes the result of the oldest step in flight. An output counts only when slot, slot_gen and row are those of that
+  // step and of a sequence that still holds them, and output_index equals the committed count; others are dropped.
+  std::vector<Commit> CommitStep(const internal::StepResult& result);
+
+  uint32_t steps_in_flight() const { return static_cast<uint32_t>(in_flight_.size()); }
+  uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
+  uint32_t waiting() const { return static_cast<uint32_t>(waiting_.size()); }
+  uint64_t running_prompt_tokens() const;
+  uint64_t preemptions() const { return preemptions_; }
+  uint64_t stale_outputs() const { return stale_outputs_; }
+  const BlockPool& blocks() const { return pool_; }
+  const SchedulerLimits& limits() const { return limits_; }
+  // Tokens of prompt + max_tokens that a sequence may have at most, now.
+  uint64_t max_sequence_tokens() const;
+  // The id that waits for longest.
+  std::optional<SequenceId> OldestWaiting() const;
+
+  // INTERNAL with the first broken invariant; for tests. O(sequences + blocks).
+  absl::Status CheckInvariants() const;
+
+ private:
+  struct SampledRow {
+    SequenceId id;
+    SlotRef slot;
+    bool sample;
+    bool answered = false;
+  };
+  using InFlightStep = std::vector<SampledRow>;
+  using Queue = std::set<Sequence*, ServedBefore>;
+
+  void ScheduleRunning(bool decodes, StepSchedule& step);
+  void AdmitWaiting(StepSchedule& step);
+  // Blocks for `sequence` to compute `n_tokens` more; preempts others, or `sequence` itself, when there is no other way.
+  // False when `sequence` does not run any more.
+  bool MakeRoom(Sequence* sequence, uint32_t n_tokens, StepSchedule& step);
+  void AddRow(Sequence* sequence, uint32_t n_tokens, bool enters, StepSchedule& step);
+  void Preempt(Sequence* victim, StepSchedule& step);
+  void LeaveSlot(Sequence* sequence, bool quarantine_blocks);
+  void Forget(SequenceId id, bool quarantine_blocks);
+  // How many of its pending tokens a sequence may compute in what is left of the step's budget.
+  uint32_t ChunkOf(const Sequence& sequence, const StepSchedule& step) const;
+  uint32_t BlocksToTake(const Sequence& sequence, uint32_t n_tokens) const;
+  // Blocks that running sequences still lack for the tokens they know.
+  uint64_t OwedBlocks() const;
+
+  SchedulerLimits limits_;
+  bool has_epoch_ = false;
+  BlockPool pool_{0};
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  Queue running_, waiting_;
+  std::vector<uint32_t> free_slots_;   // a stack
+  std::vector<uint32_t> slot_gen_;     // by slot: the last generation given out; goes on over epochs
+  std::deque<InFlightStep> in_flight_;
+  uint64_t preemptions_ = 0, stale_outputs_ = 0;
+};
+
+}  // namespace bitshard

@@ -1,0 +1,303 @@
+#include "coordinator/text/jinja_operators.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "coordinator/text/concat.h"
+#include "coordinator/text/utf8.h"
+#include "kernels/base/status_macros.h"
+
+namespace bitshard {
+namespace {
+
+using Value = JinjaValue;
+
+absl::Status Unsupported(std::string_view op, const Value& a, const Value& b) {
+  return absl::InvalidArgumentError(Concat("unsupported operand type(s) for ", op, ": '",
+                                           a.TypeName(), "' and '", b.TypeName(), "'"));
+}
+
+std::string_view SignOf(JinjaOp op) {
+  switch (op) {
+    case JinjaOp::kAdd:
+      return "+";
+    case JinjaOp::kSub:
+      return "-";
+    case JinjaOp::kMul:
+      return "*";
+    case JinjaOp::kDiv:
+      return "/";
+    case JinjaOp::kFloorDiv:
+      return "//";
+    case JinjaOp::kMod:
+      return "%";
+    case JinjaOp::kConcat:
+      return "~";
+  }
+  return "?";
+}
+
+absl::StatusOr<Value> Integers(JinjaOp op, int64_t a, int64_t b) {
+  int64_t out = 0;
+  bool overflow = false;
+  switch (op) {
+    case JinjaOp::kAdd:
+      overflow = __builtin_add_overflow(a, b, &out);
+      break;
+    case JinjaOp::kSub:
+      overflow = __builtin_sub_overflow(a, b, &out);
+      break;
+    case JinjaOp::kMul:
+      overflow = __builtin_mul_overflow(a, b, &out);
+      break;
+    default: {  // floor division and its remainder, which has b's sign
+      if (b == 0) return absl::InvalidArgumentError("integer division or modulo by zero");
+      if (b == -1) {  // the one quotient that may not fit
+        if (op == JinjaOp::kMod) return Value::Int(0);
+        overflow = __builtin_sub_overflow(int64_t{0}, a, &out);
+        break;
+      }
+      int64_t quotient = a / b;
+      int64_t rest = a % b;
+      if (rest != 0 && (rest < 0) != (b < 0)) {
+        --quotient;
+        rest += b;
+      }
+      out = op == JinjaOp::kMod ? rest : quotient;
+      break;
+    }
+  }
+  if (overflow) return absl::InvalidArgumentError("an integer does not fit into 64 bits");
+  return Value::Int(out);
+}
+
+absl::StatusOr<Value> Numbers(JinjaOp op, const Value& a, const Value& b) {
+  if (op != JinjaOp::kDiv && !a.is_float() && !b.is_float()) {
+    return Integers(op, *a.AsInt(), *b.AsInt());
+  }
+  const double x = a.AsDouble();
+  const double y = b.AsDouble();
+  switch (op) {
+    case JinjaOp::kAdd:
+      return Value::Float(x + y);
+    case JinjaOp::kSub:
+      return Value::Float(x - y);
+    case JinjaOp::kMul:
+      return Value::Float(x * y);
+    default:
+      break;
+  }
+  if (y == 0) return absl::InvalidArgumentError("division by zero");
+  if (op == JinjaOp::kDiv) return Value::Float(x / y);
+  if (op == JinjaOp::kFloorDiv) return Value::Float(std::floor(x / y));
+  const double rest = std::fmod(x, y);
+  return Value::Float(rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest);
+}
+
+absl::StatusOr<Value> Join(const JinjaList& a, const JinjaList& b, JinjaHeap* heap) {
+  RETURN_IF_ERROR(heap->ChargeBytes((a.items.size() + b.items.size()) * sizeof(Value)));
+  std::vector<Value> items = a.items;
+  items.insert(items.end(), b.items.begin(), b.items.end());
+  return Value::List(heap->NewList(std::move(items), a.is_tuple));
+}
+
+// text * n and list * n.
+absl::StatusOr<Value> Repeat(const Value& what, int64_t times, JinjaHeap* heap) {
+  const uint64_t n = static_cast<uint64_t>(std::max<int64_t>(times, 0));
+  const uint64_t unit =
+      what.is_string() ? what.string().size() : what.list().items.size() * sizeof(Value);
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(n, unit, &bytes)) {
+    return absl::ResourceExhaustedError("a repetition is too long");
+  }
+  RETURN_IF_ERROR(heap->ChargeBytes(bytes));
+  const uint64_t rounds = unit == 0 ? 0 : n;
+  if (what.is_string()) {
+    std::string text;
+    text.reserve(bytes);
+    for (uint64_t i = 0; i < rounds; ++i) text += what.string();
+    return Value::String(std::move(text));
+  }
+  std::vector<Value> items;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    items.insert(items.end(), what.list().items.begin(), what.list().items.end());
+  }
+  return Value::List(heap->NewList(std::move(items), what.list().is_tuple));
+}
+
+absl::StatusOr<bool> Contains(const Value& container, const Value& item, JinjaHeap* heap) {
+  if (container.is_undefined()) return false;
+  if (container.is_string()) {
+    RETURN_IF_ERROR(item.CheckDefined());
+    if (!item.is_string()) {
+      return absl::InvalidArgumentError(
+          Concat("'in <string>' requires string as left operand, not ", item.TypeName()));
+    }
+    RETURN_IF_ERROR(heap->ChargeStep(container.string().size() + item.string().size()));
+    return container.string().find(item.string()) != std::string::npos;
+  }
+  if (container.is_list()) {
+    for (const Value& element : container.list().items) {
+      ASSIGN_OR_RETURN(const bool same, JinjaEquals(element, item, heap));
+      if (same) return true;
+    }
+    return false;
+  }
+  if (container.is_dict() && !container.dict().is_namespace) {
+    return item.is_string() && container.dict().Find(item.string()) != nullptr;
+  }
+  return absl::InvalidArgumentError(
+      Concat("argument of type '", container.TypeName(), "' is not iterable"));
+}
+
+// Byte offsets of the characters of `text`, and its size.
+std::vector<size_t> CharOffsets(std::string_view text) {
+  std::vector<size_t> offsets;
+  for (size_t at = 0; at < text.size(); at += CodePointAt(text, at).bytes) offsets.push_back(at);
+  offsets.push_back(text.size());
+  return offsets;
+}
+
+}  // namespace
+
+absl::StatusOr<Value> JinjaBinary(JinjaOp op, const Value& a, const Value& b, JinjaHeap* heap) {
+  if (op == JinjaOp::kConcat) {
+    ASSIGN_OR_RETURN(std::string text, JinjaToString(a, heap));
+    ASSIGN_OR_RETURN(const std::string tail, JinjaToString(b, heap));
+    text += tail;
+    return heap->NewString(std::move(text));
+  }
+  RETURN_IF_ERROR(a.CheckDefined());
+  RETURN_IF_ERROR(b.CheckDefined());
+  if (a.is_number() && b.is_number()) return Numbers(op, a, b);
+  if (op == JinjaOp::kAdd && a.is_string()) {
+    if (!b.is_string()) {
+      return absl::InvalidArgumentError(
+          Concat("can only concatenate str (not \"", b.TypeName(), "\") to str"));
+    }
+    RETURN_IF_ERROR(heap->ChargeBytes(a.string().size() + b.string().size()));
+    return Value::String(a.string() + b.string());
+  }
+  if (op == JinjaOp::kAdd && a.is_list() && b.is_list() && a.list().is_tuple == b.list().is_tuple) {
+    return Join(a.list(), b.list(), heap);
+  }
+  if (op == JinjaOp::kMul) {
+    const bool a_repeats = a.is_string() || a.is_list();
+    const bool b_repeats = b.is_string() || b.is_list();
+    if (a_repeats && b.AsInt().has_value()) return Repeat(a, *b.AsInt(), heap);
+    if (b_repeats && a.AsInt().has_value()) return Repeat(b, *a.AsInt(), heap);
+  }
+  return Unsupported(SignOf(op), a, b);
+}
+
+absl::StatusOr<Value> JinjaNegate(const Value& value) {
+  RETURN_IF_ERROR(value.CheckDefined());
+  if (value.is_float()) return Value::Float(-value.AsDouble());
+  if (value.AsInt().has_value()) return Integers(JinjaOp::kSub, 0, *value.AsInt());
+  return absl::InvalidArgumentError(
+      Concat("bad operand type for unary -: '", value.TypeName(), "'"));
+}
+
+absl::StatusOr<bool> JinjaCompareValues(JinjaCompare compare, const Value& a, const Value& b,
+                                        JinjaHeap* heap) {
+  absl::StatusOr<bool> result = false;
+  bool negate = false;
+  switch (compare) {
+    case JinjaCompare::kEq:
+    case JinjaCompare::kNe:
+      result = JinjaEquals(a, b, heap);
+      negate = compare == JinjaCompare::kNe;
+      break;
+    case JinjaCompare::kLt:
+      return JinjaLess(a, b, heap);
+    case JinjaCompare::kGt:
+      return JinjaLess(b, a, heap);
+    case JinjaCompare::kLe:
+    case JinjaCompare::kGe: {
+      const bool le = compare == JinjaCompare::kLe;
+      ASSIGN_OR_RETURN(const bool less, le ? JinjaLess(a, b, heap) : JinjaLess(b, a, heap));
+      if (less) return true;
+      return JinjaEquals(a, b, heap);  // not "not greater": NaN is neither
+    }
+    case JinjaCompare::kIn:
+    case JinjaCompare::kNotIn:
+      result = Contains(b, a, heap);
+      negate = compare == JinjaCompare::kNotIn;
+      break;
+  }
+  if (!result.ok()) return result;
+  return *result != negate;
+}
+
+absl::StatusOr<Value> JinjaItem(const Value& object, const Value& key, JinjaHeap* heap) {
+  RETURN_IF_ERROR(object.CheckDefined());
+  RETURN_IF_ERROR(key.CheckDefined());
+  if (object.is_dict() && key.is_string()) {
+    const Value* found = object.dict().Find(key.string());
+    return found != nullptr ? *found : Value::MakeUndefined(key.string());
+  }
+  const std::optional<int64_t> index = key.AsInt();
+  if (index.has_value() && object.is_list()) {
+    const std::vector<Value>& items = object.list().items;
+    const int64_t size = static_cast<int64_t>(items.size());
+    const int64_t at = *index < 0 ? *index + size : *index;
+    if (at >= 0 && at < size) return items[at];
+  } else if (index.has_value() && object.is_string()) {
+    RETURN_IF_ERROR(heap->ChargeStep(object.string().size()));
+    const std::vector<size_t> offsets = CharOffsets(object.string());
+    const int64_t size = static_cast<int64_t>(offsets.size()) - 1;
+    const int64_t at = *index < 0 ? *index + size : *index;
+    if (at >= 0 && at < size) {
+      return Value::String(object.string().substr(offsets[at], offsets[at + 1] - offsets[at]));
+    }
+  }
+  return Value::MakeUndefined(Concat(object.TypeName(), " element"));
+}
+
+absl::StatusOr<Value> JinjaSlice(const Value& object, std::optional<int64_t> begin,
+                                 std::optional<int64_t> end, std::optional<int64_t> step,
+                                 JinjaHeap* heap) {
+  RETURN_IF_ERROR(object.CheckDefined());
+  if (!object.is_string() && !object.is_list()) {
+    return Value::MakeUndefined(Concat(object.TypeName(), " slice"));
+  }
+  if (step == 0) return absl::InvalidArgumentError("slice step cannot be zero");
+  std::vector<size_t> offsets;
+  if (object.is_string()) {
+    RETURN_IF_ERROR(heap->ChargeStep(object.string().size()));
+    offsets = CharOffsets(object.string());
+  }
+  const int64_t size = object.is_string() ? static_cast<int64_t>(offsets.size()) - 1
+                                          : static_cast<int64_t>(object.list().items.size());
+  // Beyond the size a stride takes one element, whatever it is; so it cannot overflow below.
+  const int64_t stride = std::clamp<int64_t>(step.value_or(1), -(size + 1), size + 1);
+  const int64_t lowest = stride > 0 ? 0 : -1;
+  const int64_t highest = stride > 0 ? size : size - 1;
+  const auto bound = [&](std::optional<int64_t> index, int64_t fallback) {
+    if (!index.has_value()) return fallback;
+    return std::clamp(*index < 0 ? *index + size : *index, lowest, highest);
+  };
+  const int64_t from = bound(begin, stride > 0 ? lowest : highest);
+  const int64_t to = bound(end, stride > 0 ? highest : lowest);
+
+  std::string text;
+  std::vector<Value> items;
+  for (int64_t at = from; stride > 0 ? at < to : at > to; at += stride) {
+    if (object.is_string()) {
+      text.append(object.string(), offsets[at], offsets[at + 1] - offsets[at]);
+    } else {
+      RETURN_IF_ERROR(heap->ChargeBytes(sizeof(Value)));
+      items.push_back(object.list().items[at]);
+    }
+  }
+  if (object.is_string()) return heap->NewString(std::move(text));
+  return Value::List(heap->NewList(std::move(items), object.list().is_tuple));
+}
+
+}  // namespace bitshard

@@ -1,0 +1,265 @@
+#include "coordinator/text/jinja_value.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "absl/strings/string_view.h"
+
+#include "coordinator/text/concat.h"
+#include "coordinator/text/utf8.h"
+#include "kernels/base/status_macros.h"
+
+namespace bitshard {
+namespace {
+
+constexpr uint64_t kMaxSteps = 1'000'000;
+// Reading 1 KiB takes about as long as a step of the interpreter does.
+constexpr uint64_t kBytesPerStep = 1024;
+// The output may have 16 MiB; what is made on the way to it, a few times that.
+constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
+constexpr int kMaxNesting = 100;
+
+absl::Status TooDeep() {
+  return absl::InvalidArgumentError(
+      Concat("a value is nested deeper than ", kMaxNesting, " or contains itself"));
+}
+
+// repr() of Python for text: single quotes, unless it has those and no double ones.
+void AppendRepr(std::string_view text, std::string* out) {
+  const bool use_double = text.find('\'') != text.npos && text.find('"') == text.npos;
+  const char quote = use_double ? '"' : '\'';
+  out->push_back(quote);
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = CodePointAt(text, at);
+    if (c.value == static_cast<char32_t>(quote) || c.value == U'\\') {
+      out->push_back('\\');
+      out->push_back(text[at]);
+    } else if (c.value == U'\n') {
+      *out += "\\n";
+    } else if (c.value == U'\r') {
+      *out += "\\r";
+    } else if (c.value == U'\t') {
+      *out += "\\t";
+    } else if (!IsPrintable(c.value)) {
+      const int digits = c.value <= 0xFF ? 2 : c.value <= 0xFFFF ? 4 : 8;
+      *out += digits == 2 ? "\\x" : digits == 4 ? "\\u" : "\\U";
+      for (int i = digits - 1; i >= 0; --i) {
+        out->push_back("0123456789abcdef"[c.value >> 4 * i & 15]);
+      }
+    } else {
+      out->append(text, at, c.bytes);
+    }
+    at += c.bytes;
+  }
+  out->push_back(quote);
+}
+
+// repr() of Python: the shortest digits that read back the same; exponents from 1e16 and below
+// 1e-4.
+std::string FloatRepr(double v) {
+  if (std::isnan(v)) return "nan";
+  if (std::isinf(v)) return v < 0 ? "-inf" : "inf";
+  const double size = std::fabs(v);
+  const auto format = v != 0 && (size >= 1e16 || size < 1e-4) ? std::chars_format::scientific
+                                                              : std::chars_format::fixed;
+  std::array<char, 64> buffer;
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), v, format);
+  std::string text(buffer.data(), end.ptr);
+  if (text.find_first_of(".e") == text.npos) text += ".0";
+  return text;
+}
+
+absl::Status AppendValue(const JinjaValue& value, bool repr, int depth, JinjaHeap* heap,
+                         std::string* out) {
+  if (depth > kMaxNesting) return TooDeep();
+  RETURN_IF_ERROR(heap->ChargeStep(value.is_string() ? value.string().size() : 0));
+  if (value.is_undefined()) {
+    if (repr) *out += "Undefined";
+  } else if (value.is_none()) {
+    *out += "None";
+  } else if (value.is_bool()) {
+    *out += value.Truthy() ? "True" : "False";
+  } else if (value.is_int()) {
+    *out += std::to_string(*value.AsInt());
+  } else if (value.is_float()) {
+    *out += FloatRepr(value.AsDouble());
+  } else if (value.is_string()) {
+    if (repr) {
+      AppendRepr(value.string(), out);
+    } else {
+      *out += value.string();
+    }
+  } else if (value.is_list()) {
+    const JinjaList& list = value.list();
+    out->push_back(list.is_tuple ? '(' : '[');
+    for (size_t i = 0; i < list.items.size(); ++i) {
+      if (i > 0) *out += ", ";
+      RETURN_IF_ERROR(AppendValue(list.items[i], /*repr=*/true, depth + 1, heap, out));
+    }
+    if (list.is_tuple && list.items.size() == 1) out->push_back(',');
+    out->push_back(list.is_tuple ? ')' : ']');
+  } else if (value.is_dict()) {
+    out->push_back('{');
+    bool first = true;
+    for (const auto& [key, item] : value.dict().items) {
+      if (!first) *out += ", ";
+      first = false;
+      AppendRepr(key, out);
+      *out += ": ";
+      RETURN_IF_ERROR(AppendValue(item, /*repr=*/true, depth + 1, heap, out));
+    }
+    out->push_back('}');
+  } else {
+    *out += "<function>";
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Equals(const JinjaValue& a, const JinjaValue& b, int depth, JinjaHeap* heap) {
+  if (depth > kMaxNesting) return TooDeep();
+  RETURN_IF_ERROR(heap->ChargeStep(a.is_string() ? a.string().size() : 0));
+  if (a.is_number() && b.is_number()) {
+    if (!a.is_float() && !b.is_float()) return *a.AsInt() == *b.AsInt();
+    return a.AsDouble() == b.AsDouble();
+  }
+  if (a.is_string() && b.is_string()) return a.string() == b.string();
+  if (a.is_list() && b.is_list()) {
+    const JinjaList& x = a.list();
+    const JinjaList& y = b.list();
+    if (x.is_tuple != y.is_tuple || x.items.size() != y.items.size()) return false;
+    for (size_t i = 0; i < x.items.size(); ++i) {
+      ASSIGN_OR_RETURN(const bool same, Equals(x.items[i], y.items[i], depth + 1, heap));
+      if (!same) return false;
+    }
+    return true;
+  }
+  if (a.is_dict() && b.is_dict()) {
+    const JinjaDict& x = a.dict();
+    const JinjaDict& y = b.dict();
+    if (x.items.size() != y.items.size()) return false;
+    for (const auto& [key, item] : x.items) {
+      const JinjaValue* other = y.Find(key);
+      if (other == nullptr) return false;
+      ASSIGN_OR_RETURN(const bool same, Equals(item, *other, depth + 1, heap));
+      if (!same) return false;
+    }
+    return true;
+  }
+  if (a.is_function() && b.is_function()) return a.function() == b.function();
+  return (a.is_undefined() && b.is_undefined()) || (a.is_none() && b.is_none());
+}
+
+}  // namespace
+
+JinjaValue JinjaValue::MakeUndefined(std::string_view name) {
+  return JinjaValue(Variant(Undefined{std::make_shared<const std::string>(name)}));
+}
+
+double JinjaValue::AsDouble() const {
+  if (is_float()) return std::get<double>(value_);
+  return static_cast<double>(*AsInt());
+}
+
+std::optional<int64_t> JinjaValue::AsInt() const {
+  if (is_bool()) return std::get<bool>(value_) ? 1 : 0;
+  if (is_int()) return std::get<int64_t>(value_);
+  return std::nullopt;
+}
+
+bool JinjaValue::Truthy() const {
+  if (is_undefined() || is_none()) return false;
+  if (is_number()) return AsDouble() != 0;
+  if (is_string()) return !string().empty();
+  if (is_list()) return !list().items.empty();
+  if (is_dict()) return dict().is_namespace || !dict().items.empty();
+  return true;
+}
+
+std::string_view JinjaValue::TypeName() const {
+  if (is_undefined()) return "Undefined";
+  if (is_none()) return "NoneType";
+  if (is_bool()) return "bool";
+  if (is_int()) return "int";
+  if (is_float()) return "float";
+  if (is_string()) return "str";
+  if (is_list()) return list().is_tuple ? "tuple" : "list";
+  if (is_dict()) return dict().is_namespace ? "Namespace" : "dict";
+  return "function";
+}
+
+absl::Status JinjaValue::CheckDefined() const {
+  if (!is_undefined()) return absl::OkStatus();
+  const JinjaString& name = std::get<Undefined>(value_).name;
+  return absl::InvalidArgumentError(
+      Concat("'", name == nullptr ? std::string_view("value") : *name, "' is undefined"));
+}
+
+const JinjaValue* JinjaDict::Find(std::string_view key) const {
+  const auto it = index.find(absl::string_view(key.data(), key.size()));
+  return it == index.end() ? nullptr : &items[it->second].second;
+}
+
+void JinjaDict::Set(std::string_view key, JinjaValue value) {
+  const auto [it, is_new] = index.try_emplace(std::string(key), items.size());
+  if (is_new) {
+    items.emplace_back(std::string(key), std::move(value));
+  } else {
+    items[it->second].second = std::move(value);
+  }
+}
+
+JinjaList* JinjaHeap::NewList(std::vector<JinjaValue> items, bool is_tuple) {
+  return &lists_.emplace_back(JinjaList{std::move(items), is_tuple});
+}
+
+JinjaDict* JinjaHeap::NewDict() { return &dicts_.emplace_back(); }
+
+absl::Status JinjaHeap::ChargeStep(uint64_t bytes_read) {
+  steps_ += 1 + bytes_read / kBytesPerStep;
+  if (steps_ <= kMaxSteps) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      Concat("the template runs for more than ", kMaxSteps, " steps; an endless loop?"));
+}
+
+absl::Status JinjaHeap::ChargeBytes(uint64_t bytes) {
+  if (bytes <= kMaxBytes && bytes_ + bytes <= kMaxBytes) {
+    bytes_ += bytes;
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      Concat("the template makes more than ", kMaxBytes, " bytes of values"));
+}
+
+absl::StatusOr<JinjaValue> JinjaHeap::NewString(std::string text) {
+  RETURN_IF_ERROR(ChargeBytes(text.size()));
+  return JinjaValue::String(std::move(text));
+}
+
+absl::StatusOr<bool> JinjaEquals(const JinjaValue& a, const JinjaValue& b, JinjaHeap* heap) {
+  return Equals(a, b, /*depth=*/0, heap);
+}
+
+absl::StatusOr<bool> JinjaLess(const JinjaValue& a, const JinjaValue& b, JinjaHeap* heap) {
+  RETURN_IF_ERROR(a.CheckDefined());
+  RETURN_IF_ERROR(b.CheckDefined());
+  if (a.is_number() && b.is_number()) {
+    if (!a.is_float() && !b.is_float()) return *a.AsInt() < *b.AsInt();
+    return a.AsDouble() < b.AsDouble();
+  }
+  // UTF-8 orders like code points, which is Python's order.
+  if (a.is_string() && b.is_string()) {
+    RETURN_IF_ERROR(heap->ChargeStep(a.string().size()));
+    return a.string() < b.string();
+  }
+  return absl::InvalidArgumentError(
+      Concat("'", a.TypeName(), "' and '", b.TypeName(), "' have no order"));
+}
+
+absl::StatusOr<std::string> JinjaToString(const JinjaValue& value, JinjaHeap* heap) {
+  std::string out;
+  RETURN_IF_ERROR(AppendValue(value, /*repr=*/false, /*depth=*/0, heap, &out));
+  return out;
+}
+
+}  // namespace bitshard

@@ -1,0 +1,135 @@
+// The values of template programs, with Python's meaning: what is true, equal, less, and how they
+// print.
+//
+// Lists and dicts are references, as in Python. They live in the JinjaHeap of one rendering and die
+// with it, so programs may tie cycles without leaking; a JinjaValue must not outlive the heap.
+// Strings are shared and immutable.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace bitshard {
+
+struct JinjaList;
+struct JinjaDict;
+
+// Shared by all copies of a value: message contents are large and read often.
+using JinjaString = std::shared_ptr<const std::string>;
+
+// Functions that programs can call by name.
+enum class JinjaFunction { kRaiseException, kNamespace, kRange };
+
+class JinjaValue {
+ public:
+  struct Undefined {
+    JinjaString name;  // what was looked up, for messages; may be null
+  };
+  struct None {};
+
+  JinjaValue() : value_(Undefined{}) {}
+  static JinjaValue MakeUndefined(std::string_view name);
+  static JinjaValue MakeNone() { return JinjaValue(Variant(None{})); }
+  static JinjaValue Bool(bool v) { return JinjaValue(Variant(v)); }
+  static JinjaValue Int(int64_t v) { return JinjaValue(Variant(v)); }
+  static JinjaValue Float(double v) { return JinjaValue(Variant(v)); }
+  static JinjaValue String(std::string v) {
+    return JinjaValue(Variant(std::make_shared<const std::string>(std::move(v))));
+  }
+  static JinjaValue List(JinjaList* v) { return JinjaValue(Variant(v)); }
+  static JinjaValue Dict(JinjaDict* v) { return JinjaValue(Variant(v)); }
+  static JinjaValue Function(JinjaFunction v) { return JinjaValue(Variant(v)); }
+
+  bool is_undefined() const { return std::holds_alternative<Undefined>(value_); }
+  bool is_none() const { return std::holds_alternative<None>(value_); }
+  bool is_bool() const { return std::holds_alternative<bool>(value_); }
+  bool is_int() const { return std::holds_alternative<int64_t>(value_); }
+  bool is_float() const { return std::holds_alternative<double>(value_); }
+  bool is_string() const { return std::holds_alternative<JinjaString>(value_); }
+  bool is_list() const { return std::holds_alternative<JinjaList*>(value_); }
+  bool is_dict() const { return std::holds_alternative<JinjaDict*>(value_); }
+  bool is_function() const { return std::holds_alternative<JinjaFunction>(value_); }
+  bool is_number() const { return is_bool() || is_int() || is_float(); }  // True + 1 == 2
+
+  // REQUIRES: the kind.
+  const std::string& string() const { return *std::get<JinjaString>(value_); }
+  JinjaList& list() const { return *std::get<JinjaList*>(value_); }
+  JinjaDict& dict() const { return *std::get<JinjaDict*>(value_); }
+  JinjaFunction function() const { return std::get<JinjaFunction>(value_); }
+  // REQUIRES: is_number().
+  double AsDouble() const;
+  // The value of a bool or int; nullopt for everything else.
+  std::optional<int64_t> AsInt() const;
+
+  bool Truthy() const;
+  // Python's name of the type, for messages: "str", "NoneType", ...
+  std::string_view TypeName() const;
+  // INVALID_ARGUMENT "'name' is undefined" for an undefined value.
+  absl::Status CheckDefined() const;
+
+ private:
+  using Variant = std::variant<Undefined, None, bool, int64_t, double, JinjaString, JinjaList*,
+                               JinjaDict*, JinjaFunction>;
+  explicit JinjaValue(Variant v) : value_(std::move(v)) {}
+
+  Variant value_;
+};
+
+struct JinjaList {
+  std::vector<JinjaValue> items;
+  bool is_tuple = false;
+};
+
+// Keys are strings; insertion order is kept.
+struct JinjaDict {
+  std::vector<std::pair<std::string, JinjaValue>> items;
+  absl::flat_hash_map<std::string, size_t> index;
+  bool is_namespace = false;  // the only dict whose members a program can set
+
+  const JinjaValue* Find(std::string_view key) const;
+  void Set(std::string_view key, JinjaValue value);
+};
+
+// Owns the lists and dicts of one rendering and counts what the rendering uses up.
+class JinjaHeap {
+ public:
+  JinjaList* NewList(std::vector<JinjaValue> items = {}, bool is_tuple = false);
+  JinjaDict* NewDict();
+
+  // Both are asked before the work, and are RESOURCE_EXHAUSTED when the rendering has had its
+  // share. One step, and as many more as reading so many bytes is worth.
+  absl::Status ChargeStep(uint64_t bytes_read = 0);
+  // Memory for new strings and lists; never given back.
+  absl::Status ChargeBytes(uint64_t bytes);
+  // A new string, charged.
+  absl::StatusOr<JinjaValue> NewString(std::string text);
+
+ private:
+  std::deque<JinjaList> lists_;
+  std::deque<JinjaDict> dicts_;
+  uint64_t steps_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+// Python's ==; values of different kinds are unequal, numbers compare by value.
+// INVALID_ARGUMENT when nested too deeply.
+absl::StatusOr<bool> JinjaEquals(const JinjaValue& a, const JinjaValue& b, JinjaHeap* heap);
+
+// Python's a < b; INVALID_ARGUMENT for kinds without an order.
+absl::StatusOr<bool> JinjaLess(const JinjaValue& a, const JinjaValue& b, JinjaHeap* heap);
+
+// str(value): what {{ value }} prints. Undefined prints as nothing.
+absl::StatusOr<std::string> JinjaToString(const JinjaValue& value, JinjaHeap* heap);
+
+}  // namespace bitshard

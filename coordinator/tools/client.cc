@@ -1,0 +1,134 @@
+#include "coordinator/tools/client.h"
+
+#include <csignal>
+#include <cstdio>
+#include <atomic>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "proto/status_map.h"
+
+ABSL_FLAG(std::string, address, "localhost:50051", "host:port of the service");
+ABSL_FLAG(std::string, model_name, "", "name of the model; empty = the service's only one");
+ABSL_FLAG(int64_t, max_tokens, 256, "tokens to generate at most");
+ABSL_FLAG(double, temperature, 0, "0 = always the most probable token");
+ABSL_FLAG(int64_t, top_k, 0, "only the k most probable tokens; 0 = all");
+ABSL_FLAG(double, top_p, 1, "only the most probable tokens that together reach p");
+ABSL_FLAG(double, min_p, 0, "only tokens at least this share as probable as the best");
+ABSL_FLAG(int64_t, seed, -1, "the same seed gives the same answer; -1 = the service draws one");
+ABSL_FLAG(std::vector<std::string>, stop, {}, "comma-separated strings that end the answer");
+ABSL_FLAG(absl::Duration, timeout, absl::InfiniteDuration(), "deadline of one answer, for example 30s");
+
+namespace bitshard {
+namespace {
+
+std::atomic<bool> interrupted{false};
+
+// Ctrl-C while an answer streams: cancels the call.
+class InterruptScope {
+ public:
+  InterruptScope() {
+    interrupted = false;
+    struct sigaction action = {};
+    action.sa_handler = [](int) { interrupted = true; };
+    sigaction(SIGINT, &action, &old_);
+  }
+  ~InterruptScope() { sigaction(SIGINT, &old_, nullptr); }
+
+ private:
+  struct sigaction old_;
+};
+
+}  // namespace
+
+std::unique_ptr<v1::Inference::Stub> ConnectToService() {
+  return v1::Inference::NewStub(grpc::CreateChannel(absl::GetFlag(FLAGS_address), grpc::InsecureChannelCredentials()));
+}
+
+absl::Status ApplyCallFlags(v1::GenerateRequest* request) {
+  if (!absl::GetFlag(FLAGS_model_name).empty()) request->set_model(absl::GetFlag(FLAGS_model_name));
+  const int64_t max_tokens = absl::GetFlag(FLAGS_max_tokens), top_k = absl::GetFlag(FLAGS_top_k);
+  if (max_tokens < 1 || max_tokens > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat("--max-tokens=", max_tokens, " must be at least 1"));
+  }
+  if (top_k < 0 || top_k > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat("--top-k=", top_k, " must be 0 (all) or more"));
+  }
+  request->set_max_tokens(static_cast<uint32_t>(max_tokens));
+  v1::Sampling& sampling = *request->mutable_sampling();
+  sampling.set_temperature(static_cast<float>(absl::GetFlag(FLAGS_temperature)));
+  sampling.set_top_k(static_cast<uint32_t>(top_k));
+  sampling.set_top_p(static_cast<float>(absl::GetFlag(FLAGS_top_p)));
+  sampling.set_min_p(static_cast<float>(absl::GetFlag(FLAGS_min_p)));
+  if (absl::GetFlag(FLAGS_seed) >= 0) sampling.set_seed(static_cast<uint64_t>(absl::GetFlag(FLAGS_seed)));
+  for (const std::string& stop : absl::GetFlag(FLAGS_stop)) request->mutable_stop()->add_strings(stop);
+  return absl::OkStatus();
+}
+
+std::string CallFlagsHelp() {
+  return "  --address=HOST:PORT   the service (localhost:50051)\n"
+         "  --model-name=NAME     when the service has several models\n"
+         "  --max-tokens=N        at most so many tokens (256)\n"
+         "  --temperature=T       0 = always the most probable token (0)\n"
+         "  --top-k=K --top-p=P --min-p=P   narrow the choice (all)\n"
+         "  --seed=S              the same seed gives the same answer, on any number of workers\n"
+         "  --stop=A,B            end before the first of these strings\n"
+         "  --timeout=30s         deadline of one answer (none)\n";
+}
+
+absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::GenerateRequest& request) {
+  grpc::ClientContext context;
+  const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);
+  if (timeout != absl::InfiniteDuration()) context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  InterruptScope interrupt;
+  std::atomic<bool> done{false};
+  std::thread watch([&] {
+    while (!done) {
+      if (interrupted) context.TryCancel();
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+  });
+  const absl::Time start = absl::Now();
+  absl::Time first = absl::InfiniteFuture(), last = start;
+  uint64_t tokens = 0;
+  Answer answer;
+  auto reader = stub.Generate(&context, request);
+  v1::GenerateResponse piece;
+  while (reader->Read(&piece)) {
+    if (piece.token_count() > 0) {
+      last = absl::Now();
+      first = std::min(first, last);
+      tokens += piece.token_count();
+    }
+    if (!piece.text().empty()) {
+      answer.text += piece.text();
+      std::fwrite(piece.text().data(), 1, piece.text().size(), stdout);
+      std::fflush(stdout);
+    }
+    if (piece.has_finished()) answer.finished = piece.finished();
+  }
+  const grpc::Status status = reader->Finish();
+  done = true;
+  watch.join();
+  std::fprintf(stdout, "\n");
+  std::fflush(stdout);
+  if (!status.ok()) return FromGrpc(status);
+  std::string figures = absl::StrFormat("[%d prompt tokens, %d tokens", answer.finished.usage().prompt_tokens(), tokens);
+  if (tokens > 0) absl::StrAppendFormat(&figures, ", TTFT %.0f ms", absl::ToDoubleMilliseconds(first - start));
+  if (tokens > 1 && last > first) {
+    absl::StrAppendFormat(&figures, ", %.1f tokens/s", static_cast<double>(tokens - 1) / absl::ToDoubleSeconds(last - first));
+  }
+  std::fprintf(stderr, "%s]\n", figures.c_str());
+  return answer;
+}
+
+}  // namespace bitshard

@@ -1,0 +1,32 @@
+// What `complete` and `chat` share: flags of a call, and streaming an answer to the terminal.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/inference.grpc.pb.h"
+
+namespace bitshard {
+
+// A channel to --address.
+std::unique_ptr<v1::Inference::Stub> ConnectToService();
+
+// Fills model, max_tokens, sampling and stop from the flags. INVALID_ARGUMENT names a bad flag.
+absl::Status ApplyCallFlags(v1::GenerateRequest* request);
+
+// The help text of the flags that ApplyCallFlags and ConnectToService read.
+std::string CallFlagsHelp();
+
+struct Answer {
+  std::string text;
+  v1::Finished finished;
+};
+
+// Streams the answer to stdout as it comes, then one line of figures (TTFT, tokens/s) to stderr. Ctrl-C cancels the
+// call, not the program. `absl::StatusCode::kCancelled` tells the caller that it did.
+absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::GenerateRequest& request);
+
+}  // namespace bitshard

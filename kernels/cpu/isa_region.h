@@ -1,0 +1,24 @@
+// Regions compiled for a wider instruction set than the file.
+//
+// Inside: functions on raw pointers and intrinsics only. Lambdas do not inherit the target, and inline library code that is
+// also compiled elsewhere must not be compiled here (the linker might hand the wide copy to plain callers); so no standard
+// library, no headers between BEGIN and END. Functions of a region have internal linkage.
+#pragma once
+
+// GCC 12's own header draws it at every use of an "undefined" vector.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#define BITSHARD_PRAGMA(text) _Pragma(#text)
+#define ISA_BEGIN(features) BITSHARD_PRAGMA(GCC push_options) BITSHARD_PRAGMA(GCC target(features))
+#define ISA_END BITSHARD_PRAGMA(GCC pop_options)
+
+#define ISA_BEGIN_AVX2 ISA_BEGIN("avx2,fma,f16c")
+#define ISA_BEGIN_AVX512VNNI \
+  ISA_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512")
+
+// For helpers of the inner loops.
+#define ISA_INLINE __attribute__((always_inline)) inline

@@ -1,0 +1,33 @@
+// What the small kernels get and how they register.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/registry/elementwise.h"
+#include "kernels/registry/kernel_registry.h"
+
+namespace bitshard {
+
+struct RmsNormKernel {
+  const char* name = nullptr;
+  Isa isa = Isa::kScalar;
+  int cost = 0;
+  // One row.
+  void (*run)(const float* x, const float* weight, float epsilon, int64_t width, float* y) = nullptr;
+};
+
+struct GatedActKernel {
+  const char* name = nullptr;
+  Isa isa = Isa::kScalar;
+  int cost = 0;
+  void (*run)(Activation activation, const float* gate, const float* up, int64_t width, float* out) = nullptr;
+};
+
+struct ExpKernel {
+  const char* name = nullptr;
+  Isa isa = Isa::kScalar;
+  int cost = 0;
+  void (*run)(const float* x, float shift, int64_t count, float* out) = nullptr;
+};
+
+}  // namespace bitshard

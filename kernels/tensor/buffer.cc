@@ -1,0 +1,18 @@
+#include "kernels/tensor/buffer.h"
+
+#include <cstring>
+
+#include "kernels/base/check.h"
+
+namespace bitshard {
+
+Buffer::Buffer(size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  const size_t padded = (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+  CHECK_GE(padded, bytes);
+  data_.reset(static_cast<uint8_t*>(std::aligned_alloc(kBufferAlignment, padded)));
+  CHECK(data_ != nullptr) << "no memory left for " << bytes << " bytes";
+  std::memset(data_.get(), 0, padded);
+}
+
+}  // namespace bitshard

@@ -1,0 +1,132 @@
+#include "coordinator/engine/admission.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "coordinator/engine/error_reason.h"
+#include "proto/status_details.h"
+
+namespace bitshard {
+namespace {
+
+class AdmissionTest : public testing::Test {
+ protected:
+  AdmissionTest() { SetReady(); }
+
+  void SetReady() {
+    EngineStats stats;
+    stats.group = EngineStats::GroupState::kReady;
+    stats.max_request_tokens = 1000;
+    admission_.SetScheduling(stats, 0);
+  }
+  static Engine::Options Options() {
+    Engine::Options options;
+    options.max_waiting = 3;
+    options.max_waiting_tokens = 100;
+    options.context_tokens = 2000;
+    return options;
+  }
+  GenerateRequest Request(uint32_t prompt = 10, uint32_t max_tokens = 5) {
+    GenerateRequest request;
+    request.request_id = std::to_string(next_name_++);
+    request.prompt_tokens.assign(prompt, 1);
+    request.max_tokens = max_tokens;
+    return request;
+  }
+  absl::Status Admit(const GenerateRequest& request) { return admission_.Admit(request, now_).status(); }
+
+  const absl::Time now_ = absl::FromUnixSeconds(1000);
+  int next_name_ = 0;
+  NullEngineMetrics metrics_;
+  Admission admission_{Options(), &metrics_};
+};
+
+TEST_F(AdmissionTest, BadFieldsAreInvalidArgumentWithTheField) {
+  EXPECT_EQ(Admit(Request(0)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Admit(Request(1, 0)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Admit(Request(1990, 11)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Admit(Request(1, 0xFFFFFFFFu)).code(), absl::StatusCode::kInvalidArgument);
+  GenerateRequest negative = Request();
+  negative.prompt_tokens[3] = -1;
+  EXPECT_EQ(Admit(negative).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(AdmissionTest, RequestThatCanNeverFitThePoolIsFailedPrecondition) {
+  const absl::Status status = Admit(Request(10, 991));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ErrorReason(status), std::string(kReasonKvPoolTooSmall));
+  EXPECT_TRUE(Admit(Request(10, 990)).ok());
+}
+
+TEST_F(AdmissionTest, ExpiredDeadlineIsRefused) {
+  GenerateRequest request = Request();
+  request.deadline = now_;
+  EXPECT_EQ(Admit(request).code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(AdmissionTest, LiveIdOfTheSameCallerIsAlreadyExists) {
+  GenerateRequest request = Request();
+  ASSERT_TRUE(Admit(request).ok());
+  EXPECT_EQ(Admit(request).code(), absl::StatusCode::kAlreadyExists);
+  request.caller = "somebody else";
+  EXPECT_TRUE(Admit(request).ok());
+  admission_.End(*admission_.Find("somebody else", request.request_id));
+  EXPECT_TRUE(Admit(request).ok());
+}
+
+TEST_F(AdmissionTest, FullQueueIsResourceExhaustedWithRetryInfo) {
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Admit(Request()).ok());
+  const absl::Status status = Admit(Request());
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ErrorReason(status), std::string(kReasonQueueFull));
+  EXPECT_TRUE(RetryDelay(status).has_value());
+}
+
+TEST_F(AdmissionTest, RunningRequestsDoNotFillTheQueue) {
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Admit(Request()).ok());
+  EngineStats stats = admission_.Stats();
+  stats.running = 2;
+  admission_.SetScheduling(stats, 20);
+  EXPECT_EQ(admission_.Stats().waiting, 1u);
+  EXPECT_EQ(admission_.Stats().waiting_tokens, 10u);
+  EXPECT_TRUE(Admit(Request()).ok());
+}
+
+TEST_F(AdmissionTest, QueuedTokensAreBoundedButOneLargeRequestMayCome) {
+  ASSERT_TRUE(Admit(Request(500)).ok());
+  EXPECT_EQ(Admit(Request(1)).code(), absl::StatusCode::kResourceExhausted);
+  admission_.End(*admission_.Find("", "0"));
+  ASSERT_TRUE(Admit(Request(60)).ok());
+  EXPECT_EQ(Admit(Request(41)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Admit(Request(40)).ok());
+}
+
+TEST_F(AdmissionTest, ClosedDoorIsUnavailableWithReasonDraining) {
+  admission_.Close();
+  const absl::Status status = Admit(Request());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorReason(status), std::string(kReasonDraining));
+}
+
+TEST_F(AdmissionTest, FormingGroupIsUnavailable) {
+  admission_.SetScheduling(EngineStats(), 0);
+  EXPECT_EQ(Admit(Request()).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(AdmissionTest, BookAddsUpWhateverComesAndGoes) {
+  ASSERT_TRUE(Admit(Request()).ok());
+  ASSERT_TRUE(Admit(Request()).ok());
+  EXPECT_FALSE(Admit(Request(0)).ok());
+  admission_.End(*admission_.Find("", "0"));
+  const EngineStats stats = admission_.Stats();
+  EXPECT_EQ(stats.received, 3u);
+  EXPECT_EQ(stats.rejected, 1u);
+  EXPECT_EQ(stats.finished, 1u);
+  EXPECT_EQ(stats.waiting, 1u);
+  EXPECT_EQ(stats.waiting_tokens, 10u);
+}
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,212 @@
+// The simulator: random requests with random priorities, stops, deadlines and cancels, on random pools, budgets and plan
+// depths, with groups that are lost and logits that are not finite, on a virtual clock. Each request must end exactly
+// once, with what it would have got alone in an undisturbed engine or with a prefix of it, and all blocks must come back.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/coordinator/engine/core_harness.h"
+
+namespace bitshard {
+namespace {
+
+// Few letters, so that stop strings match; now and then a piece of a longer character or the end token.
+uint32_t NextToken(absl::Span<const uint32_t> history, const internal::SamplingParams& sampling) {
+  static const FakeWorker::NextToken hashed = FakeWorker::HashedNextToken(1u << 16);
+  const uint32_t hash = hashed(history, sampling);
+  if (hash % 128 == 0) return kByteTokenizerEos;
+  if (hash % 128 < 6) return "\xE2\x82\xAC\xC3\xA9\xF0"[hash % 6] & 0xFF;
+  return 'a' + hash / 128 % 4;
+}
+
+// About one sequence in twelve, at some point of its life.
+bool NonFinite(absl::Span<const uint32_t> history) {
+  uint32_t sum = 0;
+  for (uint32_t token : history) sum = sum * 31 + token;
+  return history[0] == 'n' && sum % 16 == 0;
+}
+
+class Simulation {
+ public:
+  struct Seen {
+    std::map<absl::StatusCode, int> ends;
+    uint64_t preempted = 0, lost_groups = 0, resumed = 0;
+  };
+
+  explicit Simulation(uint32_t seed)
+      : random_(seed),
+        options_(RandomOptions()),
+        group_(RandomGroup()),
+        engine_(options_, group_),
+        alone_({.token_budget = 64, .max_running = 1, .idle_plan_interval = absl::InfiniteDuration()}, BigGroup()) {
+    engine_.MakeReady();
+    alone_.MakeReady();
+  }
+
+  void Run(int requests, Seen& seen) {
+    int sent = 0;
+    for (int turn = 0; sent < requests || engine_.core().live() > 0; ++turn) {
+      ASSERT_LT(turn, 100000) << "no end in sight";
+      if (sent < requests && Percent(40)) Send(sent++);
+      if (Percent(5)) engine_.Cancel(std::to_string(Below(requests)));
+      if (Percent(10)) engine_.Wait(absl::Milliseconds(Below(400)));
+      if (Percent(1) && ready_) {
+        ready_ = false;
+        ++seen.lost_groups;
+        seen.resumed += options_.fail_on_group_loss ? 0 : engine_.core().live();
+        engine_.executor().LoseGroup(absl::UnavailableError("rank 1 is gone"));
+        engine_.Advance();
+      }
+      if (!ready_ && Percent(30)) {
+        ready_ = true;
+        engine_.MakeReady();
+      }
+      if (Percent(80)) engine_.Step();
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    const EngineStats stats = engine_.Stats();
+    EXPECT_EQ(stats.blocks_used, 0u);
+    EXPECT_EQ(stats.finished + stats.rejected, static_cast<uint64_t>(requests));
+    EXPECT_LE(engine_.executor().largest_step_tokens(), options_.token_budget);
+    if (options_.prefill_chunk > 0) {
+      EXPECT_LE(engine_.executor().largest_row_tokens(), options_.prefill_chunk);
+    }
+    for (const Sent& request : sent_) {
+      Compare(request, seen);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    seen.preempted += engine_.metrics().preempted;
+  }
+
+ private:
+  struct Sent {
+    GenerateRequest request;
+    std::shared_ptr<RecordingSink> sink;
+  };
+
+  uint32_t Below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+  bool Percent(uint32_t percent) { return Below(100) < percent; }
+
+  Engine::Options RandomOptions() {
+    Engine::Options options;
+    options.token_budget = 1 + Below(48);
+    options.prefill_chunk = Percent(30) ? 1 + Below(12) : 0;
+    options.max_running = 1 + Below(8);
+    options.max_waiting = Percent(80) ? 1000 : 1 + Below(6);
+    options.async_depth = 1 + Below(2);
+    options.fail_on_group_loss = Percent(30);
+    options.idle_plan_interval = absl::Milliseconds(100 + Below(500));
+    return options;
+  }
+  FakeExecutor::Options RandomGroup() {
+    FakeExecutor::Options group;
+    group.group.cache_blocks = 4 + Below(28);
+    group.group.block_tokens = Percent(50) ? 16 : 1 + Below(8);
+    group.group.max_slots = 1 + Below(10);
+    group.worker.vocab_size = kByteTokenizerVocab;
+    group.worker.next_token = NextToken;
+    group.worker.non_finite = NonFinite;
+    return group;
+  }
+  static FakeExecutor::Options BigGroup() {
+    FakeExecutor::Options group;
+    group.group.cache_blocks = 4096;
+    group.worker.vocab_size = kByteTokenizerVocab;
+    group.worker.next_token = NextToken;
+    group.worker.non_finite = NonFinite;
+    return group;
+  }
+
+  void Send(int name) {
+    GenerateRequest request;
+    request.request_id = std::to_string(name);
+    const uint32_t n_prompt = 1 + Below(60);
+    for (uint32_t i = 0; i < n_prompt; ++i) request.prompt_tokens.push_back('a' + static_cast<int32_t>(Below(16)));
+    request.max_tokens = 1 + Below(50);
+    request.seed = random_();
+    for (uint32_t i = Below(3); i > 0; --i) {
+      std::string stop;
+      for (uint32_t letters = 2 + Below(4); letters > 0; --letters) stop += static_cast<char>('a' + Below(4));
+      request.stop.push_back(stop);
+    }
+    if (Percent(20)) request.stop_token_ids.push_back(0xE2);
+    request.include_stop = Percent(30);
+    request.ignore_eos = Percent(50);
+    request.priority = static_cast<int32_t>(Below(3)) - 1;
+    if (Percent(25)) request.deadline = engine_.now() + absl::Milliseconds(1 + Below(3000));
+    auto sink = std::make_shared<RecordingSink>();
+    const absl::Status status = engine_.Submit(request, sink);
+    if (status.ok()) {
+      sent_.push_back({request, sink});
+      return;
+    }
+    const bool expected = status.code() == absl::StatusCode::kFailedPrecondition ||
+                          status.code() == absl::StatusCode::kResourceExhausted ||
+                          (status.code() == absl::StatusCode::kUnavailable && !ready_);
+    EXPECT_TRUE(expected) << status;
+  }
+
+  void Compare(const Sent& sent, Seen& seen) {
+    ASSERT_TRUE(sent.sink->ended());
+    const RequestEnd end = sent.sink->AwaitEnd();
+    ++seen.ends[end.status.code()];
+
+    GenerateRequest request = sent.request;
+    request.deadline = absl::InfiniteFuture();
+    const auto alone_sink = alone_.Send(request);
+    alone_.StepUntilIdle();
+    ASSERT_TRUE(alone_sink->ended());
+    const RequestEnd alone = alone_sink->AwaitEnd();
+    const std::vector<int32_t> got = sent.sink->tokens(), expected = alone_sink->tokens();
+    const std::string who = "request " + request.request_id + ": " + end.status.ToString();
+    if (end.status.ok() || end.status.code() == absl::StatusCode::kInternal) {
+      ASSERT_EQ(end.status.code(), alone.status.code()) << who;
+      ASSERT_EQ(got, expected) << who;
+      ASSERT_EQ(sent.sink->text(), alone_sink->text()) << who;
+      ASSERT_EQ(end.finish_reason, alone.finish_reason) << who;
+      ASSERT_EQ(end.matched_stop, alone.matched_stop) << who;
+      ASSERT_EQ(end.matched_token, alone.matched_token) << who;
+      return;
+    }
+    ASSERT_LE(got.size(), expected.size()) << who;
+    ASSERT_TRUE(std::equal(got.begin(), got.end(), expected.begin())) << who;
+    const std::string text = sent.sink->text();
+    ASSERT_EQ(text, alone_sink->text().substr(0, text.size())) << who;
+    if (end.status.code() == absl::StatusCode::kDeadlineExceeded) {
+      ASSERT_NE(sent.request.deadline, absl::InfiniteFuture()) << who;
+    }
+  }
+
+  std::mt19937 random_;
+  const Engine::Options options_;
+  const FakeExecutor::Options group_;
+  CoreHarness engine_, alone_;
+  bool ready_ = true;
+  std::vector<Sent> sent_;
+};
+
+TEST(EngineProperty, EachRequestEndsOnceWithWhatItWouldGetAlone) {
+  Simulation::Seen seen;
+  for (uint32_t seed = 1; seed <= 120; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Simulation(seed).Run(/*requests=*/40, seen);
+    if (HasFailure()) return;
+  }
+  // The faults must have been met, or the test shows little.
+  EXPECT_GT(seen.ends[absl::StatusCode::kOk], 1000);
+  EXPECT_GT(seen.ends[absl::StatusCode::kCancelled], 50);
+  EXPECT_GT(seen.ends[absl::StatusCode::kDeadlineExceeded], 50);
+  EXPECT_GT(seen.ends[absl::StatusCode::kInternal], 20);
+  EXPECT_GT(seen.ends[absl::StatusCode::kUnavailable], 20);
+  EXPECT_GT(seen.preempted, 200u);
+  EXPECT_GT(seen.lost_groups, 50u);
+  EXPECT_GT(seen.resumed, 100u);
+}
+
+}  // namespace
+}  // namespace bitshard

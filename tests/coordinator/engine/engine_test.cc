@@ -1,0 +1,282 @@
+// The engine with its thread: what callers on other threads see.
+#include "coordinator/engine/engine.h"
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "coordinator/engine/engine_metrics.h"
+#include "coordinator/engine/error_reason.h"
+#include "proto/status_details.h"
+#include "tests/support/byte_tokenizer.h"
+#include "tests/support/fake_executor.h"
+#include "tests/support/recording_sink.h"
+
+namespace bitshard {
+namespace {
+
+class EngineTest : public testing::Test {
+ protected:
+  void StartEngine(Engine::Options options = {}, FakeExecutor::Options group = {}) {
+    group.worker.vocab_size = kByteTokenizerVocab;
+    executor_ = std::make_unique<FakeExecutor>(group);
+    engine_ = Engine::Create(options, tokenizer_.get(), executor_.get(), &metrics_);
+    engine_->Start();
+    if (group.ready_at_start) AwaitReady();
+  }
+  // The group's events reach the engine through its inbox, after the requests' callers may have come.
+  void AwaitReady() {
+    while (engine_->Stats().group != EngineStats::GroupState::kReady) std::this_thread::yield();
+  }
+  static GenerateRequest Request(const std::string& id, uint32_t prompt_tokens, uint32_t max_tokens) {
+    GenerateRequest request;
+    request.request_id = id;
+    request.prompt_tokens.assign(prompt_tokens, 'a');
+    request.max_tokens = max_tokens;
+    request.ignore_eos = true;
+    return request;
+  }
+  std::shared_ptr<RecordingSink> Send(const GenerateRequest& request) {
+    auto sink = std::make_shared<RecordingSink>();
+    const absl::Status status = engine_->Submit(request, sink);
+    EXPECT_TRUE(status.ok()) << status;
+    return sink;
+  }
+
+  const std::unique_ptr<Tokenizer> tokenizer_ = MakeByteTokenizer();
+  NullEngineMetrics metrics_;
+  std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(EngineTest, RequestRunsToItsEnd) {
+  StartEngine();
+  const auto sink = Send(Request("a", 20, 10));
+  const RequestEnd end = sink->AwaitEnd();
+  EXPECT_TRUE(end.status.ok()) << end.status;
+  EXPECT_EQ(sink->tokens().size(), 10u);
+  const EngineStats stats = engine_->Stats();  // counted before the caller hears of it
+  EXPECT_EQ(stats.finished, 1u);
+  EXPECT_EQ(stats.running + stats.waiting, 0u);
+  EXPECT_EQ(stats.blocks_free, stats.blocks_total);
+}
+
+TEST_F(EngineTest, GroupThatIsStillFormingIsUnavailable) {
+  FakeExecutor::Options group;
+  group.ready_at_start = false;
+  StartEngine({}, group);
+  const absl::Status status = engine_->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorReason(status), std::string(kReasonGroupNotReady));
+  executor_->MakeReady();
+  AwaitReady();
+  EXPECT_TRUE(Send(Request("a", 1, 1))->AwaitEnd().status.ok());
+}
+
+TEST_F(EngineTest, EngineThatWasNeverStartedRefusesDrainsAndStops) {
+  FakeExecutor executor({});
+  const auto engine = Engine::Create({}, tokenizer_.get(), &executor, &metrics_);
+  EXPECT_EQ(engine->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>()).code(),
+            absl::StatusCode::kUnavailable);
+  engine->Drain(absl::Seconds(1));
+  engine->Stop();
+}
+
+TEST_F(EngineTest, CancelOfARequestWhoseStepHangsEndsItAtOnce) {
+  StartEngine();
+  executor_->Hold();
+  const auto sink = Send(Request("a", 20, 10));
+  executor_->AwaitPlans(1);
+  engine_->Cancel("", "a");
+  EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(engine_->Stats().blocks_used, 0u);
+  engine_->Cancel("", "a");
+  engine_->Cancel("nobody", "b");
+  executor_->Release();
+}
+
+TEST_F(EngineTest, CancelOfAnotherCallerDoesNothing) {
+  StartEngine();
+  executor_->Hold();
+  const auto sink = Send(Request("a", 20, 3));
+  engine_->Cancel("mallory", "a");
+  executor_->Release();
+  EXPECT_TRUE(sink->AwaitEnd().status.ok());
+}
+
+TEST_F(EngineTest, DeadlineFiresThoughNothingElseHappens) {
+  StartEngine();
+  executor_->Hold();
+  GenerateRequest request = Request("a", 20, 10);
+  request.deadline = absl::Now() + absl::Milliseconds(20);
+  const auto sink = Send(request);
+  EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(engine_->Stats().blocks_used, 0u);
+  executor_->Release();
+}
+
+TEST_F(EngineTest, LastProgressStandsStillWhileAStepHangsAndIsNowWhenIdle) {
+  Engine::Options options;
+  options.idle_plan_interval = absl::InfiniteDuration();
+  StartEngine(options);
+  const absl::Time before = absl::Now();
+  EXPECT_GE(engine_->Stats().last_progress, before);
+  executor_->Hold();
+  const auto sink = Send(Request("a", 20, 10));
+  executor_->AwaitPlans(1);
+  const absl::Time during = engine_->Stats().last_progress;
+  EXPECT_LE(during, absl::Now());
+  const absl::Time later = absl::Now();
+  EXPECT_LE(engine_->Stats().last_progress, later);
+  executor_->Release();
+  sink->AwaitEnd();
+}
+
+TEST_F(EngineTest, LostGroupEndsEveryStreamAndANewOneServesAgain) {
+  StartEngine();
+  executor_->Hold();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 40; ++i) sinks.push_back(Send(Request(std::to_string(i), 10, 10)));
+  executor_->LoseGroup(absl::UnavailableError("rank 1: killed by signal 9"));
+  for (const auto& sink : sinks) {
+    const absl::Status status = sink->AwaitEnd().status;
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_NE(status.message().find("rank 1"), absl::string_view::npos) << status;
+  }
+  EXPECT_EQ(engine_->Submit(Request("x", 1, 1), std::make_shared<RecordingSink>()).code(),
+            absl::StatusCode::kUnavailable);
+  executor_->Release();
+  executor_->MakeReady();
+  AwaitReady();
+  EXPECT_TRUE(Send(Request("x", 10, 10))->AwaitEnd().status.ok());
+}
+
+TEST_F(EngineTest, DrainLetsLiveRequestsFinishAndTakesNoNewOnes) {
+  StartEngine();
+  executor_->Hold();
+  const auto sink = Send(Request("a", 10, 10));
+  std::thread drain([&] { engine_->Drain(absl::InfiniteDuration()); });
+  // Until the drain has begun requests are taken; each of them finishes.
+  std::vector<std::shared_ptr<RecordingSink>> taken;
+  absl::Status status;
+  for (int i = 0; status.ok(); ++i) {
+    auto next = std::make_shared<RecordingSink>();
+    status = engine_->Submit(Request("b" + std::to_string(i), 1, 1), next);
+    if (status.code() == absl::StatusCode::kResourceExhausted) status = absl::OkStatus();
+    else if (status.ok()) taken.push_back(next);
+  }
+  EXPECT_EQ(ErrorReason(status), std::string(kReasonDraining));
+  executor_->Release();
+  drain.join();
+  EXPECT_TRUE(sink->AwaitEnd().status.ok());
+  for (const auto& other : taken) EXPECT_TRUE(other->AwaitEnd().status.ok());
+}
+
+TEST_F(EngineTest, DrainEndsWhatDoesNotFinishInTime) {
+  StartEngine();
+  executor_->Hold();
+  const auto sink = Send(Request("a", 10, 10));
+  engine_->Drain(absl::Milliseconds(10));
+  const absl::Status status = sink->AwaitEnd().status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorReason(status), std::string(kReasonDraining));
+}
+
+TEST_F(EngineTest, StopEndsEverything) {
+  StartEngine();
+  executor_->Hold();
+  const auto sink = Send(Request("a", 10, 10));
+  engine_->Stop();
+  EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine_->Submit(Request("b", 1, 1), std::make_shared<RecordingSink>()).code(),
+            absl::StatusCode::kUnavailable);
+  engine_->Stop();
+}
+
+TEST_F(EngineTest, TwoPlansInFlightGiveTheSameTokens) {
+  StartEngine();
+  const auto expected = Send(Request("a", 33, 40));
+  expected->AwaitEnd();
+  engine_.reset();
+  Engine::Options options;
+  options.async_depth = 2;
+  StartEngine(options);
+  executor_->Hold();
+  const auto sink = Send(Request("a", 33, 40));
+  executor_->AwaitPlans(2);
+  executor_->Release();
+  EXPECT_TRUE(sink->AwaitEnd().status.ok());
+  EXPECT_EQ(sink->tokens(), expected->tokens());
+}
+
+// Callers, cancels, a reader of the stats and a failing group, all at once; made for TSan.
+TEST_F(EngineTest, NothingIsLostUnderConcurrentCallersAndLostGroups) {
+  Engine::Options options;
+  options.max_waiting = 40;
+  options.max_running = 6;
+  options.async_depth = 2;
+  FakeExecutor::Options group;
+  group.group.cache_blocks = 16;
+  StartEngine(options, group);
+
+  constexpr int kCallers = 4, kRequests = 150;
+  std::atomic<int> accepted = 0, refused = 0, callers_left = kCallers;
+  std::vector<std::vector<std::shared_ptr<RecordingSink>>> sinks(kCallers);
+  std::vector<std::thread> threads;
+  for (int caller = 0; caller < kCallers; ++caller) {
+    threads.emplace_back([&, caller] {
+      std::mt19937 random(static_cast<uint32_t>(caller) + 1);
+      const std::string name = "caller " + std::to_string(caller);
+      for (int i = 0; i < kRequests; ++i) {
+        GenerateRequest request = Request(std::to_string(i), 1 + random() % 40, 1 + random() % 30);
+        request.caller = name;
+        request.priority = static_cast<int32_t>(random() % 3);
+        if (random() % 4 == 0) request.deadline = absl::Now() + absl::Microseconds(random() % 20000);
+        auto sink = std::make_shared<RecordingSink>();
+        if (engine_->Submit(request, sink).ok()) {
+          ++accepted;
+          sinks[caller].push_back(sink);
+          if (random() % 3 == 0) engine_->Cancel(name, request.request_id);
+          if (random() % 4 == 0) sink->AwaitTokens(3);
+        } else {
+          ++refused;
+        }
+      }
+      --callers_left;
+    });
+  }
+  threads.emplace_back([&] {
+    while (callers_left > 0) {
+      const EngineStats stats = engine_->Stats();
+      EXPECT_EQ(stats.received, stats.finished + stats.rejected + stats.waiting + stats.running);
+      EXPECT_EQ(stats.blocks_total, stats.blocks_free + stats.blocks_used + stats.blocks_quarantined);
+      std::this_thread::yield();
+    }
+  });
+  threads.emplace_back([&] {
+    for (uint64_t lost = 0; callers_left > 0; ++lost) {
+      const uint64_t steps = engine_->Stats().steps;
+      while (callers_left > 0 && engine_->Stats().steps < steps + 50) std::this_thread::yield();
+      executor_->LoseGroup(absl::UnavailableError("rank 0 is gone"));
+      executor_->MakeReady();
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& of_caller : sinks) {
+    for (const auto& sink : of_caller) sink->AwaitEnd();
+  }
+  const EngineStats stats = engine_->Stats();
+  EXPECT_EQ(stats.received, static_cast<uint64_t>(kCallers * kRequests));
+  EXPECT_EQ(stats.finished, static_cast<uint64_t>(accepted));
+  EXPECT_EQ(stats.rejected, static_cast<uint64_t>(refused));
+  EXPECT_EQ(stats.running + stats.waiting, 0u);
+  EXPECT_EQ(stats.blocks_used, 0u);
+}
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,125 @@
+#include "coordinator/schedule/block_pool.h"
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace bitshard {
+namespace {
+
+TEST(BlockPool, RefusedAllocationLeavesPoolUnchanged) {
+  BlockPool pool(4);
+  ASSERT_TRUE(pool.Allocate(3).ok());
+  const absl::StatusOr<std::vector<BlockId>> refused = pool.Allocate(2);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool.free(), 1u);
+  EXPECT_EQ(pool.used(), 3u);
+  EXPECT_TRUE(pool.Allocate(1).ok());
+}
+
+TEST(BlockPool, AllocatingNothingFromAnEmptyPoolWorks) {
+  BlockPool pool(0);
+  const absl::StatusOr<std::vector<BlockId>> none = pool.Allocate(0);
+  ASSERT_TRUE(none.ok());
+  EXPECT_TRUE(none->empty());
+}
+
+TEST(BlockPool, BlockIsFreeOnlyWhenItsLastOwnerLetsGo) {
+  BlockPool pool(2);
+  const BlockId id = pool.Allocate(1)->front();
+  pool.AddReference(id);
+  pool.Release(id);
+  EXPECT_EQ(pool.free(), 1u);
+  EXPECT_EQ(pool.refcount(id), 1u);
+  pool.Release(id);
+  EXPECT_EQ(pool.free(), 2u);
+}
+
+TEST(BlockPool, QuarantinedBlockIsNeverGivenAwayAgain) {
+  BlockPool pool(3);
+  const std::vector<BlockId> ids = *pool.Allocate(2);
+  pool.ReleaseToQuarantine(ids[0]);
+  pool.Release(ids[1]);
+  EXPECT_EQ(pool.quarantined(), 1u);
+  EXPECT_EQ(pool.usable(), 2u);
+  const std::vector<BlockId> rest = *pool.Allocate(2);
+  EXPECT_EQ(std::count(rest.begin(), rest.end(), ids[0]), 0);
+  EXPECT_FALSE(pool.Allocate(1).ok());
+}
+
+TEST(BlockPool, SharedBlockGoesToQuarantineWithItsLastOwner) {
+  BlockPool pool(2);
+  const BlockId id = pool.Allocate(1)->front();
+  pool.AddReference(id);
+  pool.ReleaseToQuarantine(id);
+  EXPECT_EQ(pool.used(), 1u);
+  EXPECT_EQ(pool.quarantined(), 0u);
+  EXPECT_EQ(pool.usable(), 1u);  // condemned already
+  pool.Release(id);
+  EXPECT_EQ(pool.used(), 0u);
+  EXPECT_EQ(pool.quarantined(), 1u);
+  EXPECT_EQ(pool.usable(), 1u);
+}
+
+TEST(BlockPoolDeathTest, ReleasingTwiceDies) {
+  BlockPool pool(1);
+  const BlockId id = pool.Allocate(1)->front();
+  pool.Release(id);
+  EXPECT_DEATH(pool.Release(id), "released twice");
+}
+
+// Random owners take, share and drop blocks; after each move the counts are recomputed from the owners' tables.
+TEST(BlockPool, CountsAndReferencesHoldUnderRandomUse) {
+  for (uint32_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    auto below = [&](size_t n) { return static_cast<uint32_t>(random() % n); };
+    BlockPool pool(1 + below(40));
+    std::vector<std::vector<BlockId>> tables(6);
+    for (int move = 0; move < 200; ++move) {
+      std::vector<BlockId>& table = tables[below(tables.size())];
+      switch (below(5)) {
+        case 0:
+        case 1: {
+          const uint32_t count = below(8);
+          const uint32_t free_before = pool.free();
+          const absl::StatusOr<std::vector<BlockId>> ids = pool.Allocate(count);
+          ASSERT_EQ(ids.ok(), count <= free_before);
+          if (ids.ok()) table.insert(table.end(), ids->begin(), ids->end());
+          break;
+        }
+        case 2: {  // share somebody's first block
+          const std::vector<BlockId>& other = tables[below(tables.size())];
+          if (other.empty() || std::count(table.begin(), table.end(), other.front()) > 0) break;
+          const BlockId id = other.front();
+          pool.AddReference(id);
+          table.push_back(id);
+          break;
+        }
+        case 3:
+          for (BlockId id : table) pool.Release(id);
+          table.clear();
+          break;
+        case 4:
+          if (below(8) > 0) break;
+          for (BlockId id : table) pool.ReleaseToQuarantine(id);
+          table.clear();
+          break;
+      }
+      std::vector<const std::vector<BlockId>*> owners;
+      for (const std::vector<BlockId>& t : tables) owners.push_back(&t);
+      const absl::Status status = pool.CheckInvariants(owners);
+      ASSERT_TRUE(status.ok()) << status << " after move " << move;
+      ASSERT_EQ(pool.free() + pool.used() + pool.quarantined(), pool.total());
+    }
+    for (std::vector<BlockId>& table : tables) {
+      for (BlockId id : table) pool.Release(id);
+    }
+    EXPECT_EQ(pool.used(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,58 @@
+"""Eight cells of the same-bits harness (tests/e2e/same_bits_test.cc) as real processes over gRPC: tokens and the bits of
+every log-probability are equal whatever the number of workers, the batch and the prefill chunk."""
+
+import random
+import struct
+import unittest
+
+import case_report
+from live_service import Service, Stream, golden_model, pb
+
+REQUESTS = 32
+# workers, requests at once, prefill chunk (0 = all)
+CELLS = [(1, 1, 0), (1, 32, 7), (2, 1, 64), (2, 32, 1), (3, 1, 7), (3, 32, 0), (4, 1, 1), (4, 32, 64)]
+
+
+def requests():
+    rng = random.Random(7)
+    made = []
+    for i in range(REQUESTS):
+        made.append(pb.GenerateRequest(
+            tokens=pb.TokenIds(ids=[rng.randrange(7, 512) for _ in range(rng.choice([1, 5, 17, 40, 90]))]), max_tokens=8,
+            sampling=pb.Sampling(temperature=[0, 0.8, 1.2][i % 3], top_p=1 if i % 2 else 0.9, seed=i),
+            stop=pb.Stopping(ignore_eos=True), output=pb.OutputOptions(token_ids=True, top_logprobs=2)))
+    return made
+
+
+def transcript(stream):
+    bits = [struct.pack("<f", entry.chosen.logprob) + b"".join(
+        struct.pack("<If", top.token_id, top.logprob) for top in entry.top) for entry in stream.logprobs]
+    return stream.code, tuple(stream.tokens), stream.text, tuple(bits)
+
+
+class SameBitsProcessesTest(unittest.TestCase):
+    def test_in_eight_cells(self):
+        reference = None
+        for workers, at_once, chunk in CELLS:
+            with Service(golden_model("gguf-Q4_1"), workers=workers,
+                         coordinator_flags=[f"--prefill-chunk={chunk}"], flags=["--threads=1"]) as service:
+                mine = requests()
+                got = []
+                if at_once == 1:
+                    mine = mine[:8]
+                for begin in range(0, len(mine), at_once):
+                    streams = [Stream(service.inference, request) for request in mine[begin:begin + at_once]]
+                    for stream in streams:
+                        stream.join()
+                        got.append(transcript(stream))
+            reference = reference or {}
+            with self.subTest(workers=workers, at_once=at_once, chunk=chunk):
+                for i, one in enumerate(got):
+                    self.assertEqual(one[0].name, "OK")
+                    self.assertEqual(len(one[1]), 8)
+                    self.assertEqual(one, reference.setdefault(i, one), f"request {i}")
+        self.assertEqual(len(reference), REQUESTS)
+
+
+if __name__ == "__main__":
+    case_report.main()

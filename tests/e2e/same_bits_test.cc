@@ -1,0 +1,246 @@
+// The same-bits harness (design promise 2): one set of requests through the real engine and real ranks in every cell of
+// workers x batch x prefill chunk x activations x ISA mix; tokens, text and the bits of every log-probability must equal
+// those of the first cell. A planted wrong order of summation must make it fail.
+//
+// It grows with every feature: a new axis is one more field of Cell.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/cpu_features.h"
+#include "tests/support/engine_run.h"
+#include "tests/support/test_paths.h"
+#include "tests/support/thread_group.h"
+
+namespace bitshard {
+namespace {
+
+constexpr int kRequests = 32;
+constexpr int kAlone = 6;  // of them are also run alone: every kind of sampling is among the first six
+
+struct Cell {
+  int workers = 1;
+  bool batch = false;          // 32 at once, or one at a time
+  uint32_t prefill_chunk = 0;  // 0 = the whole prompt in one step
+  std::vector<Isa> isas;       // one a rank; empty: the machine's best
+  std::vector<double> shares;  // empty: equal
+  int threads_per_rank = 1;
+
+  std::string Name() const {
+    std::string isa_names;
+    for (Isa isa : isas) absl::StrAppend(&isa_names, " ", IsaName(isa));
+    return absl::StrCat("workers ", workers, batch ? ", batch of 32" : ", alone", ", prefill chunk ", prefill_chunk,
+                        ", threads ", threads_per_rank, isa_names, shares.empty() ? "" : ", uneven shares");
+  }
+};
+
+// Prompts of 1 to 150 tokens of the model's own kind of text, sampling of every kind.
+std::vector<GenerateRequest> Requests(const TestModel& model) {
+  std::mt19937_64 random(20261129);
+  const int32_t vocab = static_cast<int32_t>(model.checkpoint().config.vocab_size);
+  const uint32_t lengths[] = {17, 1, 150, 64, 65, 33};
+  std::vector<GenerateRequest> requests(kRequests);
+  for (int i = 0; i < kRequests; ++i) {
+    GenerateRequest& r = requests[i];
+    r.request_id = absl::StrCat("r", i);
+    const uint32_t length = i < kAlone ? lengths[i] : 1 + static_cast<uint32_t>(random() % 48);
+    for (uint32_t t = 0; t < length; ++t) {
+      r.prompt_tokens.push_back(7 + static_cast<int32_t>(random() % static_cast<uint64_t>(vocab - 7)));
+    }
+    r.max_tokens = 8;
+    r.ignore_eos = true;
+    r.logprobs = true;
+    r.top_logprobs = 3;
+    r.seed = random();
+    if (i % 3 == 1) r.temperature = 0.8f;
+    if (i % 3 == 2) {
+      r.temperature = 1.2f;
+      r.top_k = 40;
+      r.top_p = 0.9f;
+    }
+    if (i % 6 == 4) r.min_p = 0.05f;
+  }
+  return requests;
+}
+
+ThreadGroup::Options GroupOptions(const Cell& cell, internal::NumericsOptions::Activations activations) {
+  ThreadGroup::Options options;
+  options.world = cell.workers;
+  options.shares = cell.shares;
+  options.isas = cell.isas;
+  options.threads_per_rank = cell.threads_per_rank;
+  options.activations = activations;
+  options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_BF16;
+  options.max_slots = kRequests;
+  options.max_step_tokens = 256;
+  return options;
+}
+
+std::vector<Transcript> RunCell(TestModel& model, ThreadGroup& group, const Cell& cell) {
+  std::vector<GenerateRequest> requests = Requests(model);
+  if (!cell.batch) requests.resize(kAlone);
+  EngineRunOptions run;
+  run.concurrent = cell.batch ? kRequests : 1;
+  run.prefill_chunk = cell.prefill_chunk;
+  auto transcripts = RunThroughEngine(model, group, requests, run);
+  CHECK_OK(transcripts.status());
+  return *std::move(transcripts);
+}
+
+// How many transcripts differ from the reference's; adds a failure for each with `report`.
+int CountDifferences(const std::vector<Transcript>& reference, const std::vector<Transcript>& got,
+                     const std::string& cell, bool report) {
+  int differences = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i].status.ok() && got[i].SameBits(reference[i])) continue;
+    ++differences;
+    if (report) {
+      ADD_FAILURE() << cell << ", request " << i << "\n  got       " << got[i].DebugString() << "\n  reference "
+                    << reference[i].DebugString();
+    }
+  }
+  return differences;
+}
+
+struct Subject {
+  std::string name;
+  std::string path;
+  internal::NumericsOptions::Activations activations;
+};
+
+class SameBits : public testing::TestWithParam<Subject> {};
+
+TEST_P(SameBits, InEveryCellOfWorkersBatchAndPrefillChunk) {
+  auto model = TestModel::Open(GetParam().path);
+  ASSERT_TRUE(model.ok()) << model.status();
+  std::vector<Transcript> reference;
+  int cells = 0;
+  for (int workers : {1, 2, 3, 4}) {
+    Cell cell;
+    cell.workers = workers;
+    auto group = ThreadGroup::Create(**model, GroupOptions(cell, GetParam().activations));
+    ASSERT_TRUE(group.ok()) << group.status();
+    for (bool batch : {true, false}) {
+      for (uint32_t chunk : {0u, 64u, 7u, 1u}) {
+        cell.batch = batch;
+        cell.prefill_chunk = chunk;
+        std::vector<Transcript> got = RunCell(**model, **group, cell);
+        if (reference.empty()) reference = got;
+        EXPECT_EQ(CountDifferences(reference, got, cell.Name(), true), 0);
+        ++cells;
+      }
+    }
+  }
+  EXPECT_EQ(cells, 32);
+}
+
+TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
+  auto model = TestModel::Open(GetParam().path);
+  ASSERT_TRUE(model.ok()) << model.status();
+  Cell reference_cell;
+  reference_cell.batch = true;
+  auto reference_group = ThreadGroup::Create(**model, GroupOptions(reference_cell, GetParam().activations));
+  ASSERT_TRUE(reference_group.ok()) << reference_group.status();
+  const std::vector<Transcript> reference = RunCell(**model, **reference_group, reference_cell);
+
+  std::vector<Cell> cells;
+  for (Isa isa : AvailableIsas()) {
+    Cell one;
+    one.batch = true;
+    one.isas = {isa};
+    cells.push_back(one);
+    Cell mixed;
+    mixed.workers = 2;
+    mixed.batch = true;
+    mixed.prefill_chunk = 7;
+    mixed.isas = {isa, BestIsa()};
+    cells.push_back(mixed);
+  }
+  Cell threads;
+  threads.batch = true;
+  threads.threads_per_rank = 3;
+  cells.push_back(threads);
+  Cell uneven;
+  uneven.workers = 3;
+  uneven.batch = true;
+  uneven.shares = {5, 1, 3};
+  cells.push_back(uneven);
+  for (const Cell& cell : cells) {
+    auto group = ThreadGroup::Create(**model, GroupOptions(cell, GetParam().activations));
+    ASSERT_TRUE(group.ok()) << group.status();
+    EXPECT_EQ(CountDifferences(reference, RunCell(**model, **group, cell), cell.Name(), true), 0);
+  }
+}
+
+// What most systems do: partial sums travel as f32 and are added in rank order.
+class SumsRanksInF32 : public Collective {
+ public:
+  explicit SumsRanksInF32(std::unique_ptr<Collective> real) : real_(std::move(real)) {}
+  int rank() const override { return real_->rank(); }
+  int world() const override { return real_->world(); }
+  absl::Status AllReduceSum(absl::Span<int64_t> values) override {
+    std::vector<int64_t> all(values.size() * static_cast<size_t>(world()));
+    const size_t bytes = values.size() * sizeof(int64_t);
+    absl::Status status = real_->AllGather(
+        absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), bytes),
+        absl::MakeSpan(reinterpret_cast<uint8_t*>(all.data()), bytes * static_cast<size_t>(world())));
+    if (!status.ok()) return status;
+    for (size_t i = 0; i < values.size(); ++i) {
+      float sum = 0;
+      bool exact = false;  // raw bits and poison counts are not fixed-point sums: leave them alone
+      int64_t exact_sum = 0;
+      for (int r = 0; r < world(); ++r) {
+        const int64_t part = all[static_cast<size_t>(r) * values.size() + i];
+        exact_sum += part;
+        exact |= part == 0;
+        sum += static_cast<float>(static_cast<double>(part) * 0x1p-32);
+      }
+      values[i] = exact ? exact_sum : static_cast<int64_t>(static_cast<double>(sum) * 0x1p32);
+    }
+    return absl::OkStatus();
+  }
+  absl::Status AllGather(absl::Span<const uint8_t> mine, absl::Span<uint8_t> all) override {
+    return real_->AllGather(mine, all);
+  }
+  absl::Status Broadcast(absl::Span<uint8_t> data, int root) override { return real_->Broadcast(data, root); }
+  void Abort() override { real_->Abort(); }
+
+ private:
+  std::unique_ptr<Collective> real_;
+};
+
+TEST_P(SameBits, HarnessFailsWhenRanksAreSummedInF32) {
+  auto model = TestModel::Open(GetParam().path);
+  ASSERT_TRUE(model.ok()) << model.status();
+  Cell cell;
+  cell.batch = true;
+  auto reference_group = ThreadGroup::Create(**model, GroupOptions(cell, GetParam().activations));
+  ASSERT_TRUE(reference_group.ok()) << reference_group.status();
+  const std::vector<Transcript> reference = RunCell(**model, **reference_group, cell);
+  cell.workers = 3;
+  ThreadGroup::Options options = GroupOptions(cell, GetParam().activations);
+  options.wrap_collective = [](std::unique_ptr<Collective> real) -> std::unique_ptr<Collective> {
+    return std::make_unique<SumsRanksInF32>(std::move(real));
+  };
+  auto group = ThreadGroup::Create(**model, options);
+  ASSERT_TRUE(group.ok()) << group.status();
+  EXPECT_GT(CountDifferences(reference, RunCell(**model, **group, cell), cell.Name(), false), kRequests / 2);
+}
+
+// tiny-llama is BF16: both activation modes run its matrices in f32 (no integer form). The Q4_1 file has one.
+INSTANTIATE_TEST_SUITE_P(
+    Models, SameBits,
+    testing::Values(Subject{"TinyLlamaF32", GoldenModel("tiny-llama"), internal::NumericsOptions::ACTIVATIONS_F32},
+                    Subject{"TinyLlamaA16", GoldenModel("tiny-llama"), internal::NumericsOptions::ACTIVATIONS_A16},
+                    Subject{"TinyLlamaQ4F32", GoldenModel("gguf-Q4_1"), internal::NumericsOptions::ACTIVATIONS_F32},
+                    Subject{"TinyLlamaQ4A16", GoldenModel("gguf-Q4_1"), internal::NumericsOptions::ACTIVATIONS_A16}),
+    [](const testing::TestParamInfo<Subject>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace bitshard

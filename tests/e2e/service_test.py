@@ -1,0 +1,212 @@
+"""SmolLM2 on two worker processes, asked by clients that nobody here wrote: grpcio with generated stubs, and buf curl."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+import case_report
+from live_service import Service, Stream, pb, smollm2
+
+
+def rich_details(error):
+    """The google.rpc details of an error, by type name."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            status = status_pb2.Status.FromString(value)
+            found = {}
+            for detail in status.details:
+                for kind in (error_details_pb2.BadRequest, error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo):
+                    if detail.Is(kind.DESCRIPTOR):
+                        message = kind()
+                        detail.Unpack(message)
+                        found[kind.DESCRIPTOR.name] = message
+            return found
+    return {}
+
+
+class ServiceTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.service = Service(smollm2(), workers=2)
+        cls.stub = cls.service.inference
+
+    @classmethod
+    def tearDownClass(cls):
+        left = cls.service.close()
+        assert not left, f"processes outlived the service: {left}"
+
+    def test_python_client_streams_an_answer_token_by_token(self):
+        stream = Stream(self.stub, pb.GenerateRequest(text="The capital of France is", max_tokens=16))
+        stream.join()
+        self.assertEqual(stream.code, grpc.StatusCode.OK, stream.details)
+        self.assertIn("Paris", stream.text)
+        self.assertGreater(len(stream.messages), 4, "the answer came in one piece: it does not stream")
+        self.assertEqual(stream.gaps, [])
+        self.assertEqual(stream.finished.reason, pb.FINISH_REASON_LENGTH)
+        self.assertEqual(stream.finished.usage.completion_tokens, 16)
+        self.assertEqual(stream.finished.usage.prompt_tokens, 5)
+
+    def test_two_workers_hold_uneven_parts(self):
+        status = self.service.status()
+        self.assertEqual(status.world, 2)
+        weights = [rank.weight_bytes for rank in status.ranks]
+        self.assertEqual(len(weights), 2)
+        self.assertEqual(len(set(self.service.worker_pids())), 2)
+        self.assertNotEqual(weights[0], weights[1])
+
+    def test_chat_goes_through_the_models_template(self):
+        request = pb.CompleteRequest(
+            chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="Name three primary colours.")]), max_tokens=48)
+        answer = self.stub.Complete(request)
+        self.assertIn("red", answer.choices[0].text.lower())
+        self.assertNotIn("<|im_end|>", answer.choices[0].text)
+
+    def test_same_seed_gives_the_same_answer_and_complete_equals_generate(self):
+        sampling = pb.Sampling(temperature=1.0, top_p=0.95, seed=42)
+        texts = set()
+        for _ in range(2):
+            stream = Stream(self.stub, pb.GenerateRequest(text="Once upon a time", max_tokens=24, sampling=sampling))
+            stream.join()
+            texts.add(stream.text)
+        texts.add(self.stub.Complete(
+            pb.CompleteRequest(text="Once upon a time", max_tokens=24, sampling=sampling)).choices[0].text)
+        self.assertEqual(len(texts), 1, texts)
+
+    def test_stop_string_ends_the_text_before_it(self):
+        whole = self.stub.Complete(pb.CompleteRequest(text="The capital of France is", max_tokens=16)).choices[0].text
+        stop = whole[5:8]
+        cut = self.stub.Complete(pb.CompleteRequest(
+            text="The capital of France is", max_tokens=16, stop=pb.Stopping(strings=[stop]))).choices[0]
+        self.assertEqual(cut.text, whole[:whole.index(stop)])
+        self.assertEqual(cut.finished.stop, stop)
+
+    def test_logprobs_come_with_alternatives(self):
+        stream = Stream(self.stub, pb.GenerateRequest(
+            text="The capital of France is", max_tokens=3, output=pb.OutputOptions(top_logprobs=5, token_ids=True)))
+        stream.join()
+        self.assertEqual(len(stream.logprobs), 3)
+        self.assertEqual(len(stream.tokens), 3)
+        for entry, token in zip(stream.logprobs, stream.tokens):
+            self.assertEqual(entry.chosen.token_id, token)
+            self.assertEqual(len(entry.top), 5)
+            self.assertEqual(entry.top[0].token_id, token)  # greedy
+            self.assertLess(entry.top[0].logprob, 0)
+
+    def test_buf_curl_streams_an_answer_through_reflection(self):
+        buf = pathlib.Path(sys.executable).parent / "buf"
+        address = f"http://127.0.0.1:{self.service.ports['port']}"
+        request = json.dumps({"text": "The capital of France is", "maxTokens": 8})
+        # Its cache goes where the test may write.
+        environment = dict(os.environ, HOME=os.environ.get("TEST_TMPDIR", "/tmp"))
+        result = subprocess.run(
+            [str(buf), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", request,
+             f"{address}/bitshard.v1.Inference/Generate"],
+            capture_output=True, text=True, timeout=60, env=environment, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        decoder, rest, messages = json.JSONDecoder(), result.stdout.strip(), []
+        while rest:
+            message, end = decoder.raw_decode(rest)
+            messages.append(message)
+            rest = rest[end:].strip()
+        self.assertGreater(len(messages), 3)
+        self.assertIn("Paris", "".join(m.get("text", "") for m in messages))
+        self.assertEqual(messages[-1]["finished"]["reason"], "FINISH_REASON_LENGTH")
+
+    def test_tokenize_and_detokenize_round_trip(self):
+        text = "Grüße, 世界! 😀 1234"
+        ids = self.stub.Tokenize(pb.TokenizeRequest(text=text)).token_ids
+        self.assertEqual(self.stub.Detokenize(pb.DetokenizeRequest(token_ids=ids)).text, text)
+
+    def test_lists_its_model(self):
+        models = self.stub.ListModels(pb.ListModelsRequest()).models
+        self.assertEqual(len(models), 1)
+        self.assertEqual(models[0].vocabulary_size, 49152)
+        self.assertIn("q4_1", models[0].weight_formats)
+        self.assertTrue(models[0].chat)
+
+    def test_health_names_its_services(self):
+        stub = health_pb2_grpc.HealthStub(grpc.insecure_channel(f"127.0.0.1:{self.service.ports['health_port']}"))
+        for name in ("", "startup", "readiness", "liveness"):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            self.assertEqual(answer.status, health_pb2.HealthCheckResponse.SERVING, name)
+        with self.assertRaises(grpc.RpcError) as raised:
+            stub.Check(health_pb2.HealthCheckRequest(service="nonsense"), timeout=5)
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.NOT_FOUND)
+
+    def test_reflection_lists_the_services(self):
+        services = ProtoReflectionDescriptorDatabase(self.service.channel).get_services()
+        self.assertIn("bitshard.v1.Inference", services)
+
+    def test_wrong_fields_are_all_named(self):
+        request = pb.GenerateRequest(text="x", max_tokens=0, sampling=pb.Sampling(temperature=float("nan"), top_p=2))
+        with self.assertRaises(grpc.RpcError) as raised:
+            list(self.stub.Generate(request))
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        fields = {v.field for v in rich_details(raised.exception)["BadRequest"].field_violations}
+        self.assertEqual(fields, {"max_tokens", "sampling.temperature", "sampling.top_p"})
+
+    def test_malformed_bytes_are_the_callers_fault(self):
+        raw = self.service.channel.unary_stream("/bitshard.v1.Inference/Generate")
+        for what, payload in {"no protobuf": b"\xff\xff\xff", "no UTF-8": b"\x1a\x02\xc3\x28"}.items():
+            with self.assertRaises(grpc.RpcError, msg=what) as raised:
+                list(raw(payload, timeout=5))
+            self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT, what)
+
+    def test_unknown_model_is_not_found(self):
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.stub.Complete(pb.CompleteRequest(text="x", model="no-such-model", max_tokens=1))
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.NOT_FOUND)
+        self.assertIn("no-such-model", raised.exception.details())
+
+    def test_what_is_not_built_says_what_is(self):
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.stub.Embed(pb.EmbedRequest(texts=["x"]))
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+        self.assertIn("Generate", raised.exception.details())
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.stub.Complete(pb.CompleteRequest(text="x", max_tokens=1, choices=2))
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+        self.assertIn("choices", raised.exception.details())
+
+    def test_context_overflow_is_refused(self):
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.stub.Complete(pb.CompleteRequest(text="x", max_tokens=1 << 30))
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+
+    def test_cancel_and_deadline_give_all_blocks_back(self):
+        long = pb.GenerateRequest(text="Once upon a time", max_tokens=400, stop=pb.Stopping(ignore_eos=True))
+        cancelled = Stream(self.stub, long, cancel_after_tokens=3)
+        late = Stream(self.stub, long, timeout=0.5)
+        cancelled.join()
+        late.join()
+        self.assertEqual(cancelled.code, grpc.StatusCode.CANCELLED)
+        self.assertEqual(late.code, grpc.StatusCode.DEADLINE_EXCEEDED)
+        load = self.service.await_idle(timeout=10)
+        self.assertEqual((load.running, load.waiting, load.blocks.used), (0, 0, 0))
+        self.assertEqual(load.blocks.free, load.blocks.total)
+
+    def test_metrics_page_counts(self):
+        before = self.service.metrics()
+        self.stub.Complete(pb.CompleteRequest(text="The capital of France is", max_tokens=4))
+        after = self.service.metrics()
+
+        def total(samples, name):
+            return sum(v for k, v in samples.items() if k.split("{")[0] == name)
+
+        self.assertEqual(total(after, "bitshard_generation_tokens_total") - total(before, "bitshard_generation_tokens_total"), 4)
+        self.assertEqual(total(after, "bitshard_prompt_tokens_total") - total(before, "bitshard_prompt_tokens_total"), 5)
+        for name in ("bitshard_time_to_first_token_seconds_count", "bitshard_inter_token_latency_seconds_count",
+                     "bitshard_requests_running", "bitshard_requests_waiting", "bitshard_kv_blocks", "bitshard_worker_up"):
+            self.assertTrue(any(k.split("{")[0] == name for k in after), name)
+
+
+if __name__ == "__main__":
+    case_report.main()

@@ -1,0 +1,87 @@
+"""A worker that dies or hangs under eight streams: readiness drops, every stream ends UNAVAILABLE within 5 s, the log names
+the rank, the service recovers, and no process is left behind."""
+
+import os
+import signal
+import time
+import unittest
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import case_report
+from live_service import Service, Stream, golden_model, pb
+
+STREAMS = 8
+LIMIT_S = 5.0  # the promise, not a speed: detection plus the end of every stream
+
+
+class WorkerLossTest(unittest.TestCase):
+    def _lose(self, rank, fault):
+        service = Service(golden_model("tiny-llama"), workers=2)
+        try:
+            # Few tokens a second, so that no stream can end by itself while the fault is found.
+            request = pb.GenerateRequest(text="def main(", max_tokens=1900, stop=pb.Stopping(ignore_eos=True))
+            streams = [Stream(service.inference, request) for _ in range(STREAMS)]
+            end = time.monotonic() + 30
+            while any(s.token_count < 3 for s in streams) and time.monotonic() < end:
+                time.sleep(0.005)
+            self.assertTrue(all(s.code is None for s in streams), [s.details for s in streams])
+            victim = service.worker_pids()[rank]
+            struck = time.monotonic()
+            os.kill(victim, fault)
+            for stream in streams:
+                stream.join(30)
+            ends = [(s.code, s.ended_at - struck if s.ended_at else None) for s in streams]
+            slowest = max(seconds for _, seconds in ends)
+            print(f"{signal.Signals(fault).name} of rank {rank}: all {STREAMS} streams ended within {slowest:.2f} s")
+            for stream, (code, seconds) in zip(streams, ends):
+                self.assertEqual(code, grpc.StatusCode.UNAVAILABLE, stream.details)
+                self.assertLess(seconds, LIMIT_S)
+                self.assertIn(f"rank {rank}", stream.details)
+                self.assertGreaterEqual(stream.token_count, 3)
+            self.assertIn(f"rank={rank}", service.log())
+
+            health = health_pb2_grpc.HealthStub(grpc.insecure_channel(f"127.0.0.1:{service.ports['health_port']}"))
+            if fault == signal.SIGSTOP:  # a dead worker is replaced within a second: the drop may be over by now
+                answer = health.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=5)
+                self.assertEqual(answer.status, health_pb2.HealthCheckResponse.NOT_SERVING)
+            answer = health.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=5)
+            self.assertEqual(answer.status, health_pb2.HealthCheckResponse.SERVING)
+
+            print(f"ready again {service.await_ready():.2f} s later")
+            again = Stream(service.inference, pb.GenerateRequest(text="def main(", max_tokens=4))
+            again.join(30)
+            self.assertEqual(again.code, grpc.StatusCode.OK, again.details)
+            load = service.await_idle()
+            self.assertEqual(load.blocks.free, load.blocks.total)
+        finally:
+            self.assertEqual(service.close(), [], "processes outlived the service")
+            print("the service's log:\n" + service.log()[-6000:])
+
+    def test_kill_9_of_rank_0(self):
+        self._lose(0, signal.SIGKILL)
+
+    def test_kill_9_of_rank_1(self):
+        self._lose(1, signal.SIGKILL)
+
+    def test_sigstop_of_rank_0(self):
+        self._lose(0, signal.SIGSTOP)
+
+    def test_sigstop_of_rank_1(self):
+        self._lose(1, signal.SIGSTOP)
+
+    def test_kill_9_of_serve_leaves_no_process(self):
+        service = Service(golden_model("tiny-llama-q"), workers=2)
+        pids = [service.coordinator_pid(), *service.worker_pids()]
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait()
+        end = time.monotonic() + 10
+        while time.monotonic() < end and any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            time.sleep(0.05)
+        left = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+        self.assertEqual(left, [])
+
+
+if __name__ == "__main__":
+    case_report.main()

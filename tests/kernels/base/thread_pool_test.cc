@@ -1,0 +1,103 @@
+// Every chunk runs exactly once, on any number of threads, region after region; the float environment is the same everywhere.
+#include "kernels/base/thread_pool.h"
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace bitshard {
+namespace {
+
+TEST(ThreadPool, RunsEveryChunkOnce) {
+  for (int threads : {1, 2, 3, 5}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.threads(), threads);
+    for (int64_t chunks : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> runs(chunks);
+      pool.ParallelFor(chunks, [&](int64_t chunk, int thread) {
+        ASSERT_GE(thread, 0);
+        ASSERT_LT(thread, threads);
+        runs[chunk].fetch_add(1);
+      });
+      for (const auto& r : runs) EXPECT_EQ(r.load(), 1) << "threads=" << threads << " chunks=" << chunks;
+    }
+  }
+}
+
+TEST(ThreadPool, WritesOfARegionAreSeenAfterIt) {
+  ThreadPool pool(4);
+  std::vector<int64_t> plain(64, 0);  // no atomics: the sanitizer would tell
+  for (int round = 0; round < 2000; ++round) {
+    pool.ParallelFor(64, [&](int64_t chunk, int) { plain[chunk] += chunk; });
+    pool.ParallelFor(64, [&](int64_t chunk, int) { plain[63 - chunk] += 1; });
+  }
+  for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(plain[i], 2000 * (i + 1));
+}
+
+TEST(ThreadPool, ThreadsDoNotShareAnIndex) {
+  ThreadPool pool(3);
+  std::vector<std::atomic<int>> inside(3);
+  std::atomic<bool> shared{false};
+  for (int round = 0; round < 200; ++round) {
+    pool.ParallelFor(100, [&](int64_t, int thread) {
+      if (inside[thread].fetch_add(1) != 0) shared = true;
+      inside[thread].fetch_sub(1);
+    });
+  }
+  EXPECT_FALSE(shared);
+}
+
+TEST(ThreadPool, SleepingHelpersWakeUp) {
+  ThreadPool pool(2);
+  std::atomic<int64_t> sum{0};
+  for (int round = 0; round < 20; ++round) {
+    // Longer than the helper's spinning: it is asleep when the next region begins.
+    volatile uint64_t work = 0;
+    for (int i = 0; i < 2000000; ++i) work = work + i;
+    pool.ParallelFor(8, [&](int64_t chunk, int) { sum += chunk; });
+  }
+  EXPECT_EQ(sum.load(), 20 * 28);
+}
+
+TEST(ThreadPool, DestructorEndsIdleAndFreshPools) {
+  for (int i = 0; i < 50; ++i) {
+    ThreadPool fresh(4);
+    if (i % 2) fresh.ParallelFor(4, [](int64_t, int) {});
+  }
+}
+
+TEST(ThreadPool, SubnormalsLiveInEveryThread) {
+  ThreadPool pool(3);
+  std::atomic<int> flushed{0};
+  pool.ParallelFor(64, [&](int64_t, int) {
+    volatile float tiny = std::numeric_limits<float>::min();
+    const float half = tiny * 0.5f;
+    if (half == 0) flushed.fetch_add(1);
+    volatile float zero = 0;
+    if (half + zero == 0) flushed.fetch_add(1);
+  });
+  EXPECT_EQ(flushed.load(), 0);
+}
+
+TEST(ThreadPool, CountsAtLeastOneCpu) {
+  EXPECT_GE(AvailableCpus(), 1);
+  EXPECT_LE(AvailableCpus(), static_cast<int>(AffinityCpus().size()));
+}
+
+TEST(ThreadPool, PinsToACpuOfTheMaskOnly) {
+  const std::vector<int> cpus = AffinityCpus();
+  ASSERT_FALSE(cpus.empty());
+  std::thread other([&] {
+    EXPECT_TRUE(PinCallingThread(cpus.back()));
+    EXPECT_EQ(AffinityCpus(), std::vector<int>{cpus.back()});
+    EXPECT_FALSE(PinCallingThread(-1));
+    EXPECT_FALSE(PinCallingThread(1 << 20));
+  });
+  other.join();
+}
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,39 @@
+// Requests through the real engine over a ThreadGroup, and all that came out of them, ready to be compared bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "coordinator/engine/engine.h"
+#include "tests/support/thread_group.h"
+
+namespace bitshard {
+
+struct Transcript {
+  absl::Status status;
+  std::vector<int32_t> tokens;
+  std::vector<TokenLogprobs> logprobs;
+  std::string text;
+
+  // Tokens, text and the bit patterns of every reported log-probability.
+  bool SameBits(const Transcript& other) const;
+  std::string DebugString() const;
+};
+
+struct EngineRunOptions {
+  uint32_t concurrent = 1;     // requests that are in the engine at once
+  uint32_t token_budget = 256;
+  uint32_t prefill_chunk = 0;  // at most so many prompt tokens of one sequence a step; 0 = no limit but the budget
+};
+
+// One transcript a request, in their order. The group's epoch is started afresh.
+absl::StatusOr<std::vector<Transcript>> RunThroughEngine(TestModel& model, ThreadGroup& group,
+                                                         const std::vector<GenerateRequest>& requests,
+                                                         const EngineRunOptions& options);
+
+}  // namespace bitshard

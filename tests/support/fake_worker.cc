@@ -1,0 +1,207 @@
+#include "tests/support/fake_worker.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace bitshard {
+namespace {
+
+constexpr uint64_t kEmptyCell = 0;
+constexpr uint64_t kStartDigest = 0x9E3779B97F4A7C15u;
+
+// One round of SplitMix64: cheap, and every bit of the input moves every bit of the output.
+uint64_t Mix(uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xBF58476D1CE4E5B9u;
+  x ^= x >> 27;
+  x *= 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+uint64_t Extend(uint64_t digest, uint32_t token) {
+  const uint64_t next = Mix(digest + token + 1);
+  return next == kEmptyCell ? 1 : next;
+}
+
+template <typename... Args>
+absl::Status Bad(const Args&... args) {
+  return absl::InvalidArgumentError(absl::StrCat("fake worker: ", args...));
+}
+
+}  // namespace
+
+FakeWorker::NextToken FakeWorker::HashedNextToken(uint32_t vocab_size) {
+  return [vocab_size](absl::Span<const uint32_t> history, const internal::SamplingParams& sampling) {
+    uint64_t digest = Mix(kStartDigest ^ sampling.seed());
+    for (uint32_t token : history) digest = Extend(digest, token);
+    return static_cast<uint32_t>(digest % vocab_size);
+  };
+}
+
+FakeWorker::FakeWorker(Options options) : options_(std::move(options)) {
+  if (options_.next_token == nullptr) options_.next_token = HashedNextToken(options_.vocab_size);
+}
+
+void FakeWorker::StartEpoch(const GroupInfo& info) {
+  info_ = info;
+  last_step_ = 0;
+  slots_.assign(info.max_slots, Slot());
+  cache_.assign(size_t{info.cache_blocks} * info.block_tokens, kEmptyCell);
+}
+
+absl::StatusOr<std::unique_ptr<internal::StepResult>> FakeWorker::Run(const internal::StepPlan& plan) {
+  if (plan.term() != info_.term || plan.epoch() != info_.epoch) {
+    return absl::FailedPreconditionError(absl::StrCat("fake worker: plan of term ", plan.term(), " epoch ",
+                                                      plan.epoch(), ", mine are ", info_.term, " and ", info_.epoch));
+  }
+  if (plan.step() != last_step_ + 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("fake worker: step ", plan.step(), " after step ", last_step_));
+  }
+  last_step_ = plan.step();
+  ++steps_;
+  const int n_rows = plan.slot_size();
+  if (options_.require_rows && n_rows == 0) return Bad("a plan without rows");
+  if (plan.slot_gen_size() != n_rows || plan.start_size() != n_rows || plan.n_tokens_size() != n_rows ||
+      plan.output_index_size() != n_rows || plan.flags_size() != n_rows || plan.n_new_blocks_size() != n_rows) {
+    return Bad("the rows' arrays differ in length");
+  }
+
+  std::set<uint32_t> entering;
+  for (const internal::NewSequence& sequence : plan.new_sequences()) {
+    if (!entering.insert(sequence.slot()).second) return Bad("two sequences enter slot ", sequence.slot());
+    RETURN_IF_ERROR(Enter(sequence));
+  }
+
+  auto result = std::make_unique<internal::StepResult>();
+  result->set_term(plan.term());
+  result->set_epoch(plan.epoch());
+  result->set_step(plan.step());
+  result->set_exec_us(1);
+  std::set<uint32_t> seen_slots;
+  uint64_t total_tokens = 0;
+  size_t next_block = 0;
+  for (int i = 0; i < n_rows; ++i) {
+    const size_t n_blocks = plan.n_new_blocks(i);
+    const absl::Span<const uint32_t> all_blocks(plan.new_blocks().data(), plan.new_blocks_size());
+    if (n_blocks > all_blocks.size() - next_block) return Bad("row ", i, " wants more blocks than the plan brings");
+    const Row row{plan.slot(i),         plan.slot_gen(i), plan.start(i), plan.n_tokens(i),
+                  plan.output_index(i), plan.flags(i),    all_blocks.subspan(next_block, n_blocks)};
+    next_block += n_blocks;
+    if (!seen_slots.insert(row.slot).second) return Bad("slot ", row.slot, " has two rows");
+    total_tokens += row.n_tokens;
+    if (total_tokens > info_.max_step_tokens) return Bad("more than ", info_.max_step_tokens, " tokens in a step");
+    RETURN_IF_ERROR(RunRow(row, result.get()));
+  }
+  if (next_block != static_cast<size_t>(plan.new_blocks_size())) return Bad("new_blocks that no row takes");
+  for (uint32_t slot : entering) {
+    if (!seen_slots.contains(slot)) return Bad("a sequence enters slot ", slot, " but has no row");
+  }
+  largest_step_tokens_ = std::max(largest_step_tokens_, static_cast<uint32_t>(total_tokens));
+  return result;
+}
+
+absl::Status FakeWorker::Enter(const internal::NewSequence& sequence) {
+  if (sequence.slot() >= slots_.size()) return Bad("slot ", sequence.slot(), " of ", slots_.size());
+  Slot& slot = slots_[sequence.slot()];
+  if (sequence.slot_gen() <= slot.gen) {
+    return Bad("slot ", sequence.slot(), " goes from generation ", slot.gen, " to ", sequence.slot_gen());
+  }
+  const uint32_t n_tokens = static_cast<uint32_t>(sequence.tokens_size());
+  if (sequence.n_prompt() == 0 || sequence.n_prompt() > n_tokens) {
+    return Bad("prompt of ", sequence.n_prompt(), " among ", n_tokens, " tokens");
+  }
+  if (sequence.cached_tokens() >= n_tokens) return Bad("nothing is left to compute");
+  slot = Slot();
+  slot.gen = sequence.slot_gen();
+  slot.live = true;
+  slot.n_prompt = sequence.n_prompt();
+  slot.computed = sequence.cached_tokens();
+  slot.sampling = sequence.sampling();
+  for (uint32_t token : sequence.tokens()) {
+    if (token >= options_.vocab_size) return Bad("token ", token, " of ", options_.vocab_size);
+    Append(slot, token);
+  }
+  return TakeBlocks(slot, sequence.blocks());
+}
+
+absl::Status FakeWorker::TakeBlocks(Slot& slot, absl::Span<const uint32_t> blocks) {
+  for (uint32_t block : blocks) {
+    if (block >= info_.cache_blocks) return Bad("block ", block, " of ", info_.cache_blocks);
+    if (std::find(slot.blocks.begin(), slot.blocks.end(), block) != slot.blocks.end()) {
+      return Bad("block ", block, " twice in one table");
+    }
+    slot.blocks.push_back(block);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
+  if (row.slot >= slots_.size() || !slots_[row.slot].live) return Bad("row for slot ", row.slot, ", which is empty");
+  Slot& slot = slots_[row.slot];
+  if (slot.gen != row.slot_gen) {
+    return Bad("row for generation ", row.slot_gen, " of slot ", row.slot, ", which holds ", slot.gen);
+  }
+  if (row.n_tokens == 0 || row.start != slot.computed || row.n_tokens > slot.history.size() - row.start) {
+    return Bad("row [", row.start, ", +", row.n_tokens, ") of slot ", row.slot, " with ", slot.computed,
+               " computed of ", slot.history.size());
+  }
+  if ((row.flags & ~uint32_t{internal::ROW_SAMPLE | internal::ROW_SCORE}) != 0) return Bad("flags ", row.flags);
+  RETURN_IF_ERROR(TakeBlocks(slot, row.new_blocks));
+  const uint32_t end = row.start + row.n_tokens;
+  if (uint64_t{end} > uint64_t{slot.blocks.size()} * info_.block_tokens) {
+    return Bad("slot ", row.slot, " has ", slot.blocks.size(), " blocks for ", end, " tokens");
+  }
+  for (uint32_t i = 0; i < row.start; ++i) {
+    if (Cell(slot, i) != slot.digests[i]) {
+      return Bad("slot ", row.slot, ": the KV at position ", i, " is not this sequence's (block ",
+                 slot.blocks[i / info_.block_tokens], ")");
+    }
+  }
+  for (uint32_t i = row.start; i < end; ++i) Cell(slot, i) = slot.digests[i];
+  slot.computed = end;
+  computed_tokens_ += row.n_tokens;
+  largest_row_tokens_ = std::max(largest_row_tokens_, row.n_tokens);
+  if ((row.flags & internal::ROW_SAMPLE) == 0) return absl::OkStatus();
+
+  if (end != slot.history.size()) return Bad("slot ", row.slot, " samples in the middle of its history");
+  if (row.output_index != slot.history.size() - slot.n_prompt) {
+    return Bad("slot ", row.slot, ": output ", row.output_index, " follows ", slot.history.size() - slot.n_prompt);
+  }
+  internal::StepOutput* output = result->add_outputs();
+  output->set_slot(row.slot);
+  output->set_slot_gen(row.slot_gen);
+  output->set_output_index(row.output_index);
+  if (options_.non_finite != nullptr && options_.non_finite(slot.history)) {
+    output->set_flags(internal::OUTPUT_NON_FINITE);
+    Append(slot, 0);
+    return absl::OkStatus();
+  }
+  const uint32_t token = options_.next_token(slot.history, slot.sampling);
+  output->set_token(token);
+  if (slot.sampling.logprobs()) output->set_logprob(-0.5f);
+  for (uint32_t i = 0; i < slot.sampling.top_logprobs(); ++i) {
+    internal::TokenLogprob* top = output->add_top();
+    top->set_token((token + i) % options_.vocab_size);
+    top->set_logprob(-0.5f - static_cast<float>(i));
+  }
+  Append(slot, token);
+  return absl::OkStatus();
+}
+
+void FakeWorker::Append(Slot& slot, uint32_t token) {
+  slot.digests.push_back(Extend(slot.digests.empty() ? kStartDigest : slot.digests.back(), token));
+  slot.history.push_back(token);
+}
+
+uint64_t& FakeWorker::Cell(const Slot& slot, uint32_t position) {
+  return cache_[size_t{slot.blocks[position / info_.block_tokens]} * info_.block_tokens +
+                position % info_.block_tokens];
+}
+
+}  // namespace bitshard

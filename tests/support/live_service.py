@@ -1,0 +1,229 @@
+"""A real service for tests: `bitshard serve` as processes on free ports, and an unmodified grpcio client.
+
+The stubs are generated here, by grpcio-tools, from the proto file that the repository publishes.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import grpc
+from grpc_tools import protoc
+
+ROOT = pathlib.Path.cwd()  # the runfiles' root: paths are those of the repository
+BITSHARD = "coordinator/tools/bitshard"
+READY_TIMEOUT_S = 120
+
+
+def _generate_stubs():
+    out = tempfile.mkdtemp(prefix="bitshard-stubs-", dir=os.environ.get("TEST_TMPDIR"))
+    include = pathlib.Path(protoc.__file__).parent / "_proto"
+    code = protoc.main(["protoc", f"-I{ROOT}", f"-I{include}", f"--python_out={out}", f"--grpc_python_out={out}",
+                        "proto/inference.proto"])
+    if code != 0:
+        raise RuntimeError(f"grpcio-tools could not generate stubs from proto/inference.proto (exit {code})")
+    sys.path.insert(0, out)
+
+
+_generate_stubs()
+from proto import inference_pb2 as pb  # noqa: E402
+from proto import inference_pb2_grpc as pb_grpc  # noqa: E402
+
+
+def smollm2():
+    """The path of SmolLM2; tests/run.sh fetched it."""
+    folder = os.environ.get("BITSHARD_TEST_MODELS")
+    if not folder:
+        raise RuntimeError("BITSHARD_TEST_MODELS is not set: tests/run.sh fetches the model and sets it")
+    return os.path.join(folder, "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def golden_model(name):
+    return str(ROOT / "tests/golden/models" / name)
+
+
+def children_of(pid):
+    """Pids of the processes whose parent is `pid`, by the name of their program."""
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+        except OSError:
+            continue
+        name, rest = stat[stat.index("(") + 1:stat.rindex(")")], stat[stat.rindex(")") + 2:].split()
+        if int(rest[1]) == pid and rest[0] != "Z":
+            found.setdefault(name, []).append(int(entry.name))
+    return found
+
+
+def alive(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] != "Z"
+
+
+class Service:
+    """with Service(model, workers=2) as service: service.inference.Generate(...)"""
+
+    def __init__(self, model, workers=2, flags=(), coordinator_flags=(), worker_flags=()):
+        self._dir = tempfile.mkdtemp(prefix="bitshard-service-", dir=os.environ.get("TEST_TMPDIR"))
+        self.log_path = os.path.join(self._dir, "log")
+        ports = os.path.join(self._dir, "ports")
+        command = [str(ROOT / BITSHARD), "serve", model, f"--workers={workers}", "--port=0", "--log-level=info",
+                   f"--bin-dir={self._bin_dir()}", f"--port-file={ports}", *flags]
+        if coordinator_flags:
+            command.append("--coordinator-flags=" + ",".join(coordinator_flags))
+        if worker_flags:
+            command.append("--worker-flags=" + ",".join(worker_flags))
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(command, stderr=log, stdout=log)
+        try:
+            self.ports = self._await_ports(ports)
+            self.channel = grpc.insecure_channel(f"127.0.0.1:{self.ports['port']}")
+            self.inference = pb_grpc.InferenceStub(self.channel)
+            self.admin = pb_grpc.AdminStub(grpc.insecure_channel(f"127.0.0.1:{self.ports['admin_port']}"))
+            self.await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _bin_dir(self):
+        """One folder with all programs, as an installation has it."""
+        folder = pathlib.Path(self._dir, "bin")
+        folder.mkdir()
+        for path in ("coordinator/bitshard-coordinator", "worker/bitshard-worker"):
+            os.symlink(ROOT / path, folder / pathlib.Path(path).name)
+        return folder
+
+    def _await_ports(self, path):
+        end = time.monotonic() + READY_TIMEOUT_S
+        while not os.path.exists(path):
+            if self.process.poll() is not None:
+                raise RuntimeError(f"serve ended with {self.process.returncode}:\n{self.log()}")
+            if time.monotonic() > end:
+                raise RuntimeError(f"no ports:\n{self.log()}")
+            time.sleep(0.02)
+        return dict(line.strip().split("=", 1) for line in open(path) if "=" in line)
+
+    def await_ready(self, timeout=READY_TIMEOUT_S):
+        """Returns the seconds that it took."""
+        start = time.monotonic()
+        while time.monotonic() - start < timeout:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"serve ended with {self.process.returncode}:\n{self.log()}")
+            try:
+                if self.status().ready:
+                    return time.monotonic() - start
+            except grpc.RpcError:
+                pass
+            time.sleep(0.05)
+        raise RuntimeError(f"not ready within {timeout} s:\n{self.log()}")
+
+    def status(self):
+        return self.admin.GetStatus(pb.GetStatusRequest(), timeout=5).status
+
+    def load(self):
+        return self.admin.GetLoad(pb.GetLoadRequest(), timeout=5).load
+
+    def await_idle(self, timeout=30):
+        """Waits until nothing runs or waits and every block is back; returns the last load."""
+        end = time.monotonic() + timeout
+        while True:
+            load = self.load()
+            idle = load.running == 0 and load.waiting == 0 and load.blocks.used == 0
+            if idle or time.monotonic() > end:
+                return load
+            time.sleep(0.05)
+
+    def log(self):
+        return open(self.log_path, errors="replace").read()
+
+    def coordinator_pid(self):
+        return children_of(self.process.pid)["bitshard-coordi"][0]  # the kernel keeps 15 letters
+
+    def worker_pids(self):
+        """By rank."""
+        return [rank.pid for rank in self.status().ranks]
+
+    def metrics(self):
+        """{series with labels: value} of the coordinator's page."""
+        import urllib.request
+        page = urllib.request.urlopen(f"http://127.0.0.1:{self.ports['metrics_port']}/metrics", timeout=5).read().decode()
+        samples = {}
+        for line in page.splitlines():
+            if line and not line.startswith("#"):
+                series, value = line.rsplit(" ", 1)
+                samples[series] = float(value)
+        return samples
+
+    def close(self):
+        """Ends the service; returns the pids that outlived it (there must be none)."""
+        family = [self.process.pid] + [p for pids in children_of(self.process.pid).values() for p in pids]
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        end = time.monotonic() + 2
+        while time.monotonic() < end and any(alive(pid) for pid in family):
+            time.sleep(0.02)
+        return [pid for pid in family if alive(pid)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Stream(threading.Thread):
+    """One Generate call on its own thread: text, tokens, when each message came, and how it ended."""
+
+    def __init__(self, stub, request, timeout=None, cancel_after_tokens=None):
+        super().__init__(daemon=True)
+        self.request, self.timeout, self.cancel_after_tokens = request, timeout, cancel_after_tokens
+        self.text, self.tokens, self.logprobs, self.messages = "", [], [], []
+        self.finished, self.code, self.details, self.ended_at, self.started = None, None, "", None, None
+        self.gaps = []  # contiguity faults
+        self._call = stub.Generate(request, timeout=timeout)
+        self._count = 0
+        self.start()
+
+    def run(self):
+        try:
+            for message in self._call:
+                self.messages.append((time.monotonic(), message.token_count))
+                if message.HasField("started"):
+                    self.started = message.started
+                if message.token_index != self._count and message.token_count:
+                    self.gaps.append((self._count, message.token_index))
+                self._count += message.token_count
+                self.text += message.text
+                self.tokens.extend(message.token_ids)
+                self.logprobs.extend(message.logprobs)
+                if message.HasField("finished"):
+                    self.finished = message.finished
+                if self.cancel_after_tokens is not None and self._count >= self.cancel_after_tokens:
+                    self._call.cancel()
+            self.code = grpc.StatusCode.OK
+        except grpc.RpcError:
+            self.code, self.details = self._call.code(), self._call.details()
+        self.ended_at = time.monotonic()
+
+    def cancel(self):
+        self._call.cancel()
+
+    @property
+    def token_count(self):
+        return self._count

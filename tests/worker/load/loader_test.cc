@@ -1,0 +1,172 @@
+#include "worker/load/loader.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/worker/tiny_model.h"
+
+namespace bitshard {
+namespace {
+
+using internal::RankPlan;
+
+absl::StatusOr<std::shared_ptr<const LoadedWeights>> Load(const RankPlan& plan, int threads = 2) {
+  ThreadPool pool(threads);
+  return LoadWeights(plan, pool, nullptr);
+}
+
+class EveryFormat : public testing::TestWithParam<std::string> {};
+
+// Each element of each weight, at its place in the whole tensor: what ranks hold together is the whole, and they agree.
+TEST_P(EveryFormat, ShardsPutTogetherAreTheWholeTensor) {
+  TinyModelOptions options;
+  options.format = GetParam();
+  const TinyModel model = MakeTinyModel(options);
+  for (int world = 1; world <= 4; ++world) {
+    std::map<std::string, std::vector<float>> whole;
+    std::map<std::string, std::vector<bool>> seen;
+    for (const RankPlan& plan : CutTinyModel(model, world)) {
+      const auto weights = Load(plan);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      EXPECT_EQ((*weights)->read_bytes, plan.load().read_bytes());
+      uint64_t bytes = 0;
+      for (const internal::TensorLoad& load : plan.load().tensors()) {
+        const std::string& name = plan.graph().weights(static_cast<int>(load.weight())).name();
+        auto& expected = whole[name];
+        if (expected.empty()) expected = DecodeTensor(model, name);
+        auto& marks = seen[name];
+        marks.resize(expected.size());
+        const PackedMatrix& matrix = (*weights)->matrices[load.weight()];
+        const std::vector<float>& vector = (*weights)->vectors[load.weight()];
+        bytes += matrix.bytes() + vector.size() * sizeof(float);
+        const uint64_t cols = load.col_end() - load.col_begin();
+        if (load.row_begin() == load.row_end() || cols == 0) {
+          EXPECT_EQ(matrix.bytes() + vector.size(), 0u) << name;
+          continue;
+        }
+        for (uint64_t row = load.row_begin(); row < load.row_end(); ++row) {
+          std::vector<float> values = vector;
+          if (vector.empty()) {
+            values.resize(cols);
+            matrix.RowToF32(static_cast<int64_t>(row - load.row_begin()), values.data());
+          }
+          for (uint64_t col = 0; col < cols; ++col) {
+            const uint64_t at = row * load.cols() + load.col_begin() + col;
+            ASSERT_EQ(values[col], expected[at]) << name << " [" << row << ", " << load.col_begin() + col << "]";
+            marks[at] = true;
+          }
+        }
+      }
+      EXPECT_EQ(bytes, (*weights)->arena_bytes);
+    }
+    for (const auto& [name, marks] : seen) {
+      for (size_t i = 0; i < marks.size(); ++i) ASSERT_TRUE(marks[i]) << name << " element " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, EveryFormat, testing::Values("f32", "f16", "bf16", "q8_0", "q4_1"));
+
+TEST(LoadWeights, ProgressEndsAtTheTotalAndNeverFalls) {
+  const TinyModel model = MakeTinyModel();
+  const RankPlan plan = CutTinyModel(model, 2)[0];
+  ThreadPool pool(2);
+  uint64_t last = 0, total = 0;
+  const auto weights = LoadWeights(plan, pool, [&](uint64_t done_bytes, uint64_t total_bytes) {
+    EXPECT_GE(done_bytes, last);
+    last = done_bytes;
+    total = total_bytes;
+  });
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(last, plan.load().read_bytes());
+  EXPECT_EQ(total, plan.load().read_bytes());
+}
+
+TEST(LoadWeights, MissingFileIsNotFoundAndNamesThePath) {
+  const TinyModel model = MakeTinyModel();
+  const RankPlan plan = CutTinyModel(model, 1)[0];
+  unlink(model.path.c_str());
+  const absl::Status status = Load(plan).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(status.message().find(model.path), std::string::npos) << status;
+  EXPECT_NE(status.message().find("same path"), std::string::npos) << status;
+}
+
+TEST(LoadWeights, FileOfAnotherSizeIsDataLoss) {
+  const TinyModel model = MakeTinyModel();
+  const RankPlan plan = CutTinyModel(model, 1)[0];
+  ASSERT_EQ(truncate(model.path.c_str(), 1000), 0);
+  EXPECT_EQ(Load(plan).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(LoadWeights, DamagedScaleIsDataLossAndNamesTheTensor) {
+  TinyModelOptions options;
+  options.format = "q4_1";
+  const TinyModel model = MakeTinyModel(options);
+  const TensorInfo* info = model.index.Find("layers.1.up.weight");
+  FILE* file = fopen(model.path.c_str(), "r+b");
+  ASSERT_NE(file, nullptr);
+  fseek(file, static_cast<long>(info->offset), SEEK_SET);
+  fputs("\xff\x7f", file);  // an f16 NaN
+  fclose(file);
+  const absl::Status status = Load(CutTinyModel(model, 1)[0]).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(status.message().find("file.layers.1.up.weight"), std::string::npos) << status;
+}
+
+TEST(LoadWeights, MoreThanTheBudgetIsResourceExhausted) {
+  const RankPlan plan = CutTinyModel(MakeTinyModel(), 1)[0];
+  ThreadPool pool(1);
+  const absl::Status status = LoadWeights(plan, pool, nullptr, /*max_arena_bytes=*/1000).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+}
+
+// Every way in which a plan can contradict itself.
+TEST(LoadWeights, PlanThatContradictsItselfIsInvalid) {
+  const TinyModel model = MakeTinyModel();
+  const RankPlan good = CutTinyModel(model, 2)[1];
+  ASSERT_TRUE(Load(good).ok());
+  using Break = void (*)(RankPlan&, internal::TensorLoad&);
+  const std::map<std::string, Break> breaks = {
+      {"weight index", [](RankPlan&, internal::TensorLoad& t) { t.set_weight(1000); }},
+      {"file index", [](RankPlan&, internal::TensorLoad& t) { t.set_file(7); }},
+      {"weight twice", [](RankPlan& p, internal::TensorLoad& t) { *p.mutable_load()->add_tensors() = t; }},
+      {"row range", [](RankPlan&, internal::TensorLoad& t) { t.set_row_end(t.rows() + 1); }},
+      {"reversed columns", [](RankPlan&, internal::TensorLoad& t) { t.set_col_begin(t.col_end() + 1); }},
+      {"other format", [](RankPlan&, internal::TensorLoad& t) { t.set_format("bf16"); }},
+      {"read columns", [](RankPlan&, internal::TensorLoad& t) { t.set_read_col_end(t.read_col_end() - 1); }},
+      {"short ranges", [](RankPlan&, internal::TensorLoad& t) {
+         t.mutable_ranges(0)->set_length(t.ranges(0).length() - 4);
+       }},
+      {"no ranges", [](RankPlan&, internal::TensorLoad& t) { t.clear_ranges(); }},
+      {"beyond the file", [](RankPlan&, internal::TensorLoad& t) { t.mutable_ranges(0)->set_offset(1u << 30); }},
+      {"overflow", [](RankPlan&, internal::TensorLoad& t) {
+         t.mutable_ranges(0)->set_offset(~uint64_t{0} - 8);
+       }},
+      {"read bytes", [](RankPlan& p, internal::TensorLoad&) { p.mutable_load()->set_read_bytes(1); }},
+      {"graph shape", [](RankPlan& p, internal::TensorLoad& t) {
+         internal::Weight& w = *p.mutable_graph()->mutable_weights(static_cast<int>(t.weight()));
+         w.set_rows(w.rows() + 1);
+       }},
+      {"weight without load", [](RankPlan& p, internal::TensorLoad&) {
+         p.mutable_load()->mutable_tensors()->RemoveLast();
+       }},
+  };
+  for (const auto& [name, break_it] : breaks) {
+    RankPlan plan = good;
+    break_it(plan, *plan.mutable_load()->mutable_tensors(0));
+    const absl::Status status = Load(plan).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name << ": " << status;
+  }
+  RankPlan unknown = good;
+  unknown.mutable_load()->mutable_tensors(0)->set_format("q9_9");
+  unknown.mutable_graph()->mutable_weights(static_cast<int>(unknown.load().tensors(0).weight()))->set_format("q9_9");
+  EXPECT_EQ(Load(unknown).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,113 @@
+#include "worker/ops/buffer_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace bitshard {
+namespace {
+
+using internal::ModelGraph;
+using internal::Node;
+using internal::Value;
+
+Node& AddNode(ModelGraph& graph, const std::vector<uint32_t>& inputs, uint64_t width,
+              Value::Type type = Value::F32) {
+  Value& value = *graph.add_values();
+  value.set_width(width);
+  value.set_type(type);
+  Node& node = *graph.add_nodes();
+  for (const uint32_t input : inputs) node.add_inputs(input);
+  node.add_outputs(static_cast<uint32_t>(graph.values_size()) - 1);
+  return node;
+}
+
+TEST(PlanBuffers, ElementwiseOpsWriteOverAnInputThatDies) {
+  ModelGraph graph;
+  AddNode(graph, {}, 64);
+  AddNode(graph, {0}, 64);
+  AddNode(graph, {1, 0}, 64).mutable_residual_add();  // 1 dies here
+  AddNode(graph, {0, 2}, 64).mutable_residual_add();  // 0 dies here
+  const auto plan = PlanBuffers(graph, 4, 1);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->offsets[2], plan->offsets[1]);
+  EXPECT_EQ(plan->offsets[3], plan->offsets[0]);
+  EXPECT_EQ(plan->arena_bytes, 2u * 4 * 64 * sizeof(float));
+}
+
+TEST(PlanBuffers, AnInputThatLivesOnIsKept) {
+  ModelGraph graph;
+  AddNode(graph, {}, 64);
+  AddNode(graph, {0}, 64).mutable_rope();
+  AddNode(graph, {1, 0}, 64).mutable_residual_add();
+  const auto plan = PlanBuffers(graph, 4, 1);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_NE(plan->offsets[1], plan->offsets[0]);
+}
+
+TEST(PlanBuffers, SegmentSumsHaveRoomForPoisonAndLogitsOnlyForOutputs) {
+  ModelGraph graph;
+  AddNode(graph, {}, 64, Value::SEGMENT_SUM);
+  EXPECT_EQ(PlanBuffers(graph, 16, 1)->arena_bytes, 16u * 65 * sizeof(int64_t));
+  ModelGraph head;
+  AddNode(head, {}, 64).mutable_lm_head();
+  EXPECT_EQ(PlanBuffers(head, 16, 2)->arena_bytes, 2u * 64 * sizeof(float));
+}
+
+TEST(PlanBuffers, RefusesValuesThatDoNotFitTogether) {
+  ModelGraph early;
+  AddNode(early, {1}, 64);
+  AddNode(early, {}, 64);
+  EXPECT_EQ(PlanBuffers(early, 4, 1).status().code(), absl::StatusCode::kInvalidArgument);
+  ModelGraph twice;
+  AddNode(twice, {}, 64).add_outputs(0);
+  EXPECT_EQ(PlanBuffers(twice, 4, 1).status().code(), absl::StatusCode::kInvalidArgument);
+  ModelGraph huge;
+  AddNode(huge, {}, ~uint64_t{0});
+  EXPECT_EQ(PlanBuffers(huge, 4, 1).status().code(), absl::StatusCode::kInvalidArgument);
+  ModelGraph untyped;
+  AddNode(untyped, {}, 64, Value::TYPE_UNSPECIFIED);
+  EXPECT_EQ(PlanBuffers(untyped, 4, 1).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Random graphs: while a value is alive nothing else lies on it, but for the op that writes over its dying input.
+TEST(PlanBuffers, LiveValuesNeverOverlap) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    ModelGraph graph;
+    AddNode(graph, {}, 16);
+    for (int n = 1; n < 30; ++n) {
+      const uint32_t a = random() % n, b = random() % n;
+      Node& node = AddNode(graph, {a, b}, 1 + random() % 40,
+                           random() % 4 == 0 ? Value::SEGMENT_SUM : Value::F32);
+      if (random() % 2 == 0) node.mutable_residual_add();
+    }
+    const auto plan = PlanBuffers(graph, 3, 1);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    std::vector<int> last(30);
+    std::vector<uint64_t> bytes(30);
+    for (int n = 0; n < 30; ++n) {
+      last[n] = n;
+      for (const uint32_t input : graph.nodes(n).inputs()) last[input] = n;
+      const Value& value = graph.values(n);
+      bytes[n] = 3 * (value.type() == Value::F32 ? value.width() * 4 : (value.width() + 1) * 8);
+      EXPECT_LE(plan->offsets[n] + bytes[n], plan->arena_bytes);
+    }
+    for (int a = 0; a < 30; ++a) {
+      for (int b = a + 1; b < 30; ++b) {
+        if (last[a] < b) continue;
+        const bool apart = plan->offsets[a] + bytes[a] <= plan->offsets[b] ||
+                           plan->offsets[b] + bytes[b] <= plan->offsets[a];
+        const Node& writer = graph.nodes(b);
+        const bool in_place = writer.has_residual_add() && last[a] == b &&
+                              writer.inputs(0) == static_cast<uint32_t>(a) &&
+                              plan->offsets[a] == plan->offsets[b];
+        EXPECT_TRUE(apart || in_place) << "seed " << seed << ": values " << a << " and " << b;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,69 @@
+// The coordinator's end of the fleet port, driven by a test: streams are accepted one after the other and the test reads
+// and writes their messages. Waits are bounded by a generous deadline and fail the test.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "proto/worker.grpc.pb.h"
+#include "proto/worker.pb.h"
+
+namespace bitshard {
+
+class FakeCoordinator final : public internal::Fleet::Service {
+ public:
+  class Stream {
+   public:
+    void Send(const internal::CoordinatorMessage& message);
+    // The next message that is no heartbeat; an empty one (and a test failure) when none comes.
+    internal::WorkerMessage Next();
+    // The next heartbeat for which `wanted` holds.
+    internal::Heartbeat NextHeartbeat(const std::function<bool(const internal::Heartbeat&)>& wanted);
+    // True when the worker's side ended before the deadline.
+    bool WaitForEnd();
+    // Ends the stream from the coordinator's side.
+    void Close();
+
+   private:
+    friend class FakeCoordinator;
+    std::optional<internal::WorkerMessage> Take(
+        const std::function<bool(const internal::WorkerMessage&)>& wanted);
+
+    absl::Mutex mu_;
+    std::deque<internal::WorkerMessage> received_;
+    bool ended_ = false;
+    bool released_ = false;  // the handler has returned: nothing can be sent
+    grpc::ServerContext* context_ = nullptr;
+    grpc::ServerReaderWriter<internal::CoordinatorMessage, internal::WorkerMessage>* rpc_ = nullptr;
+  };
+
+  // `port` 0: any.
+  explicit FakeCoordinator(int port = 0);
+  ~FakeCoordinator() override;
+
+  std::string address() const;
+  int port() const { return port_; }
+  // The next stream that a worker has opened; null (and a test failure) when none comes.
+  std::shared_ptr<Stream> Accept();
+
+ private:
+  grpc::Status Connect(grpc::ServerContext* context,
+                       grpc::ServerReaderWriter<internal::CoordinatorMessage, internal::WorkerMessage>*
+                           rpc) override;
+
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+  absl::Mutex mu_;
+  std::deque<std::shared_ptr<Stream>> accepted_;
+};
+
+}  // namespace bitshard

@@ -1,0 +1,179 @@
+#include "worker/step/slot_table.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+namespace bitshard {
+namespace {
+
+using internal::NewSequence;
+using internal::StepPlan;
+
+constexpr SlotLimits kLimits = {
+    .max_slots = 4, .max_step_tokens = 32, .context_tokens = 40, .vocab_size = 100, .block_tokens = 16};
+constexpr uint32_t kCacheBlocks = 8;
+
+NewSequence& AddSequence(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t tokens) {
+  NewSequence& sequence = *plan.add_new_sequences();
+  sequence.set_slot(slot);
+  sequence.set_slot_gen(gen);
+  for (uint32_t i = 0; i < tokens; ++i) sequence.add_tokens(i);
+  sequence.set_n_prompt(tokens);
+  sequence.mutable_sampling()->set_top_p(1);
+  return sequence;
+}
+
+void AddRow(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t start, uint32_t n_tokens, uint32_t flags,
+            std::vector<uint32_t> new_blocks = {}) {
+  plan.add_slot(slot);
+  plan.add_slot_gen(gen);
+  plan.add_start(start);
+  plan.add_n_tokens(n_tokens);
+  plan.add_output_index(0);
+  plan.add_flags(flags);
+  plan.add_n_new_blocks(static_cast<uint32_t>(new_blocks.size()));
+  for (const uint32_t block : new_blocks) plan.add_new_blocks(block);
+}
+
+std::string Show(const SlotTable& table) {
+  std::string text;
+  for (uint32_t i = 0; i < kLimits.max_slots; ++i) {
+    const Slot& slot = table.slot(i);
+    text += std::to_string(slot.used) + "/" + std::to_string(slot.gen) + "/" + std::to_string(slot.computed) + ":";
+    for (const int32_t token : slot.tokens) text += std::to_string(token) + ",";
+    for (const uint32_t block : slot.blocks) text += "b" + std::to_string(block);
+    text += ";";
+  }
+  return text;
+}
+
+class SlotTableTest : public testing::Test {
+ protected:
+  SlotTableTest() : table_(kLimits) {
+    table_.Reset(kCacheBlocks);
+    // Slot 0 holds 20 tokens in two blocks, all computed but the last 4.
+    StepPlan plan;
+    AddSequence(plan, 0, 1, 20);
+    AddRow(plan, 0, 1, 0, 16, 0, {3});
+    EXPECT_TRUE(table_.Check(plan).ok());
+    table_.Apply(plan);
+  }
+  SlotTable table_;
+};
+
+TEST_F(SlotTableTest, ApplyReplacesTheSlotAppendsBlocksAndMovesComputed) {
+  EXPECT_EQ(table_.slot(0).tokens.size(), 20u);
+  EXPECT_EQ(table_.slot(0).blocks, std::vector<uint32_t>({3}));
+  EXPECT_EQ(table_.slot(0).computed, 16u);
+  StepPlan plan;
+  AddRow(plan, 0, 1, 16, 4, internal::ROW_SAMPLE, {5});
+  ASSERT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
+  table_.Apply(plan);
+  EXPECT_EQ(table_.slot(0).blocks, std::vector<uint32_t>({3, 5}));
+  EXPECT_EQ(table_.slot(0).computed, 20u);
+}
+
+TEST_F(SlotTableTest, NewGenerationTakesTheSlotAndTheOldOneIsRefused) {
+  StepPlan plan;
+  AddSequence(plan, 0, 2, 3);
+  AddRow(plan, 0, 2, 0, 3, internal::ROW_SAMPLE, {1});
+  ASSERT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
+  table_.Apply(plan);
+  EXPECT_EQ(table_.slot(0).tokens.size(), 3u);
+  EXPECT_EQ(table_.slot(0).blocks, std::vector<uint32_t>({1}));
+  StepPlan stale;
+  AddRow(stale, 0, 1, 2, 1, 0);
+  EXPECT_EQ(table_.Check(stale).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SlotTableTest, CachedTokensCountAsComputed) {
+  StepPlan plan;
+  NewSequence& sequence = AddSequence(plan, 1, 1, 20);
+  sequence.set_cached_tokens(16);
+  sequence.add_blocks(7);
+  AddRow(plan, 1, 1, 16, 4, internal::ROW_SAMPLE, {2});
+  EXPECT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
+}
+
+TEST_F(SlotTableTest, EmptyPlanIsSound) { EXPECT_TRUE(table_.Check(StepPlan()).ok()); }
+
+TEST_F(SlotTableTest, RefusedPlanLeavesEverythingUnchanged) {
+  const std::map<std::string, std::function<void(StepPlan&)>> plans = {
+      {"slot out of range", [](StepPlan& p) { AddRow(p, 4, 1, 0, 1, 0, {1}); }},
+      {"empty slot", [](StepPlan& p) { AddRow(p, 2, 0, 0, 1, 0, {1}); }},
+      {"wrong generation", [](StepPlan& p) { AddRow(p, 0, 9, 16, 1, 0, {1}); }},
+      {"no tokens", [](StepPlan& p) { AddRow(p, 0, 1, 16, 0, 0, {1}); }},
+      {"beyond the history", [](StepPlan& p) { AddRow(p, 0, 1, 16, 5, 0, {1}); }},
+      {"start overflows", [](StepPlan& p) { AddRow(p, 0, 1, 0xffffffffu, 2, 0, {1}); }},
+      {"gap before start", [](StepPlan& p) { AddRow(p, 0, 1, 18, 2, 0, {1}); }},
+      {"too few blocks", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 0); }},
+      {"block out of range", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 0, {kCacheBlocks}); }},
+      {"more blocks than the context", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 0, {1, 2, 4}); }},
+      {"slot twice", [](StepPlan& p) {
+         AddRow(p, 0, 1, 15, 1, 0);
+         AddRow(p, 0, 1, 15, 1, 0);
+       }},
+      {"unknown flag", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 8, {1}); }},
+      {"sample before the end", [](StepPlan& p) { AddRow(p, 0, 1, 16, 3, internal::ROW_SAMPLE, {1}); }},
+      {"arrays differ", [](StepPlan& p) {
+         AddRow(p, 0, 1, 16, 4, 0, {1});
+         p.add_flags(0);
+       }},
+      {"block of no row", [](StepPlan& p) {
+         AddRow(p, 0, 1, 16, 4, 0, {1});
+         p.add_new_blocks(2);
+       }},
+      {"block claimed and not there", [](StepPlan& p) {
+         AddRow(p, 0, 1, 16, 4, 0, {1});
+         p.set_n_new_blocks(0, 2);
+       }},
+      {"more tokens than a step", [](StepPlan& p) {
+         AddSequence(p, 1, 1, 33);
+         AddRow(p, 1, 1, 0, 33, 0, {1, 2, 4});
+       }},
+      {"new sequence without tokens", [](StepPlan& p) { AddSequence(p, 1, 1, 0); }},
+      {"new sequence beyond the context", [](StepPlan& p) { AddSequence(p, 1, 1, 41); }},
+      {"new sequence in no slot", [](StepPlan& p) { AddSequence(p, 4, 1, 3); }},
+      {"two new sequences for a slot", [](StepPlan& p) {
+         AddSequence(p, 1, 1, 3);
+         AddSequence(p, 1, 2, 3);
+       }},
+      {"token out of the vocabulary", [](StepPlan& p) { AddSequence(p, 1, 1, 3).set_tokens(1, 100); }},
+      {"cached beyond the tokens", [](StepPlan& p) { AddSequence(p, 1, 1, 3).set_cached_tokens(4); }},
+      {"cached without blocks", [](StepPlan& p) { AddSequence(p, 1, 1, 3).set_cached_tokens(3); }},
+      {"cached block out of range", [](StepPlan& p) { AddSequence(p, 1, 1, 3).add_blocks(99); }},
+      {"temperature", [](StepPlan& p) { AddSequence(p, 1, 1, 3).mutable_sampling()->set_temperature(-1); }},
+      {"temperature NaN", [](StepPlan& p) { AddSequence(p, 1, 1, 3).mutable_sampling()->set_temperature(NAN); }},
+      {"bad row after a good sequence", [](StepPlan& p) {
+         AddSequence(p, 0, 2, 3);
+         AddRow(p, 0, 1, 0, 3, 0, {1});
+       }},
+      {"full context samples", [](StepPlan& p) {
+         AddSequence(p, 1, 1, 40).set_cached_tokens(39);
+         p.mutable_new_sequences(0)->add_blocks(1);
+         p.mutable_new_sequences(0)->add_blocks(2);
+         p.mutable_new_sequences(0)->add_blocks(4);
+         AddRow(p, 1, 1, 39, 1, internal::ROW_SAMPLE);
+       }},
+  };
+  const std::string before = Show(table_);
+  for (const auto& [name, fill] : plans) {
+    StepPlan plan;
+    fill(plan);
+    const absl::Status status = table_.Check(plan);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name << ": " << status;
+    EXPECT_EQ(Show(table_), before) << name;
+    // Nothing of the refused plan is remembered: a good one passes.
+    StepPlan good;
+    AddSequence(good, 1, 1, 3);
+    AddRow(good, 0, 1, 16, 4, internal::ROW_SAMPLE, {1});
+    AddRow(good, 1, 1, 0, 3, internal::ROW_SAMPLE, {2});
+    EXPECT_TRUE(table_.Check(good).ok()) << name << ", then: " << table_.Check(good);
+  }
+}
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,176 @@
+#include "worker/load/load_plan.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/checked_math.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/packed_matrix.h"
+
+namespace bitshard {
+namespace {
+
+using internal::Node;
+using internal::TensorLoad;
+
+enum class Use : uint8_t { kNone, kMatrix, kVector };
+
+absl::Status Contradiction(const TensorLoad& load, const std::string& what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("load plan: tensor ", load.source_name(), ": ", what));
+}
+
+// How the graph's nodes use each weight.
+absl::StatusOr<std::vector<Use>> UsesOfWeights(const internal::ModelGraph& graph) {
+  std::vector<Use> uses(static_cast<size_t>(graph.weights_size()), Use::kNone);
+  absl::Status status;
+  auto mark = [&](uint32_t weight, Use use, const Node& node) {
+    if (weight >= uses.size()) {
+      status = absl::InvalidArgumentError(absl::StrCat("graph: node ", node.name(), " uses weight ",
+                                                       weight, " of ", uses.size()));
+    } else if (uses[weight] != Use::kNone && uses[weight] != use) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat("graph: weight ", graph.weights(static_cast<int>(weight)).name(),
+                       " is used both as a matrix and as a vector (", node.name(), ")"));
+    } else {
+      uses[weight] = use;
+    }
+  };
+  for (const Node& node : graph.nodes()) {
+    switch (node.op_case()) {
+      case Node::kEmbed:
+        mark(node.embed().weight(), Use::kMatrix, node);
+        break;
+      case Node::kRmsNorm:
+        mark(node.rms_norm().weight(), Use::kVector, node);
+        break;
+      case Node::kLinear:
+        mark(node.linear().weight(), Use::kMatrix, node);
+        if (node.linear().has_bias()) mark(node.linear().bias(), Use::kVector, node);
+        break;
+      case Node::kRope:
+        if (node.rope().scaling_case() == internal::Rope::kDivisorsWeight) {
+          mark(node.rope().divisors_weight(), Use::kVector, node);
+        }
+        break;
+      case Node::kAllReduce:
+        if (node.all_reduce().has_bias()) mark(node.all_reduce().bias(), Use::kVector, node);
+        break;
+      case Node::kLmHead:
+        mark(node.lm_head().weight(), Use::kMatrix, node);
+        break;
+      case Node::kAttention:
+      case Node::kGatedAct:
+      case Node::kResidualAdd:
+      case Node::kSample:
+      case Node::OP_NOT_SET:
+        break;
+    }
+    RETURN_IF_ERROR(status);
+  }
+  return uses;
+}
+
+absl::StatusOr<CheckedTensor> CheckTensor(const TensorLoad& load, const internal::Weight& weight,
+                                          Use use, const SourceFile* file) {
+  if (load.row_begin() > load.row_end() || load.row_end() > load.rows() ||
+      load.col_begin() > load.col_end() || load.col_end() > load.cols()) {
+    return Contradiction(load, "its slice does not lie inside of it");
+  }
+  CheckedTensor tensor;
+  tensor.load = &load;
+  tensor.weight = load.weight();
+  tensor.is_matrix = use != Use::kVector;
+  tensor.rows = load.row_end() - load.row_begin();
+  const uint64_t cols = load.col_end() - load.col_begin();
+  if (tensor.rows != weight.rows() || cols != weight.cols() || load.format() != weight.format()) {
+    return Contradiction(
+        load, absl::StrCat("it gives ", tensor.rows, " x ", cols, " ", load.format(), ", the graph wants ",
+                           weight.rows(), " x ", weight.cols(), " ", weight.format()));
+  }
+  if (!tensor.is_matrix && tensor.rows != 1) return Contradiction(load, "a vector has one row");
+  ASSIGN_OR_RETURN(tensor.format, GetFormat(load.format()));
+  if (!tensor.format->RowBytes(load.cols()).has_value()) {
+    return Contradiction(load, absl::StrCat(load.cols(), " columns are no whole blocks of ", load.format()));
+  }
+  tensor.columns = tensor.format->ReadColumns(load.col_begin(), load.col_end());
+  if (tensor.columns.read_begin != load.read_col_begin() ||
+      tensor.columns.read_end != load.read_col_end()) {
+    return Contradiction(load, absl::StrCat("its bytes cover columns [", load.read_col_begin(), ", ",
+                                            load.read_col_end(), "), expected [", tensor.columns.read_begin,
+                                            ", ", tensor.columns.read_end, ")"));
+  }
+  const std::optional<uint64_t> row_bytes = tensor.format->RowBytes(tensor.columns.read_cols());
+  const std::optional<uint64_t> bytes =
+      row_bytes.has_value() ? CheckedMul(*row_bytes, tensor.rows) : std::nullopt;
+  ASSIGN_OR_RETURN(tensor.reader, RangeReader::Create(file, load.ranges()));
+  if (!bytes.has_value() || *bytes != tensor.reader.size_bytes()) {
+    return Contradiction(load, absl::StrCat("its ranges have ", tensor.reader.size_bytes(),
+                                            " bytes, its slice has ", bytes.value_or(0)));
+  }
+  tensor.row_bytes = *row_bytes;
+  if (tensor.is_matrix) {
+    ASSIGN_OR_RETURN(tensor.arena_bytes,
+                     PackedBytes(tensor.format->Canonical(tensor.rows, tensor.columns)));
+  } else {
+    tensor.arena_bytes = cols * sizeof(float);  // cols bytes at least were in the file
+  }
+  return tensor;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CheckedLoadPlan>> CheckLoadPlan(const internal::RankPlan& plan) {
+  const internal::ModelGraph& graph = plan.graph();
+  ASSIGN_OR_RETURN(const std::vector<Use> uses, UsesOfWeights(graph));
+  auto checked = std::make_unique<CheckedLoadPlan>();
+  checked->files.reserve(static_cast<size_t>(plan.load().files_size()));  // readers point at them
+  for (const internal::SourceFile& file : plan.load().files()) {
+    ASSIGN_OR_RETURN(SourceFile opened, SourceFile::Open(file.path(), file.size_bytes()));
+    checked->files.push_back(std::move(opened));
+  }
+  std::vector<bool> loaded(uses.size(), false);
+  for (const TensorLoad& load : plan.load().tensors()) {
+    if (load.weight() >= uses.size() || load.file() >= checked->files.size()) {
+      return Contradiction(load, "weight or file index out of range");
+    }
+    if (loaded[load.weight()]) return Contradiction(load, "its weight is loaded twice");
+    loaded[load.weight()] = true;
+    const internal::Weight& weight = graph.weights(static_cast<int>(load.weight()));
+    if (weight.rows() == 0 || weight.cols() == 0) continue;
+    ASSIGN_OR_RETURN(CheckedTensor tensor, CheckTensor(load, weight, uses[load.weight()],
+                                                       &checked->files[load.file()]));
+    const std::optional<uint64_t> read =
+        CheckedAdd(checked->read_bytes, tensor.reader.size_bytes());
+    const std::optional<uint64_t> arena = CheckedAdd(checked->arena_bytes, tensor.arena_bytes);
+    if (!read.has_value() || !arena.has_value()) return Contradiction(load, "sizes overflow");
+    checked->read_bytes = *read;
+    checked->arena_bytes = *arena;
+    checked->tensors.push_back(std::move(tensor));
+  }
+  for (size_t w = 0; w < uses.size(); ++w) {
+    const internal::Weight& weight = graph.weights(static_cast<int>(w));
+    if (!loaded[w] && weight.rows() != 0 && weight.cols() != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("load plan: nothing is loaded for weight ", weight.name()));
+    }
+  }
+  if (checked->read_bytes != plan.load().read_bytes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("load plan: it claims ", plan.load().read_bytes(), " bytes, its ranges have ",
+                     checked->read_bytes));
+  }
+  std::stable_sort(checked->tensors.begin(), checked->tensors.end(),
+                   [](const CheckedTensor& a, const CheckedTensor& b) {
+                     return std::pair(a.load->file(), a.load->ranges(0).offset()) <
+                            std::pair(b.load->file(), b.load->ranges(0).offset());
+                   });
+  return checked;
+}
+
+}  // namespace bitshard

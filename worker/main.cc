@@ -1,0 +1,160 @@
+// bitshard-worker: one rank. Flags in, then the control thread of worker/service until it says that we are done.
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <grpcpp/security/credentials.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/command_line.h"
+#include "kernels/base/log.h"
+#include "kernels/base/thread_pool.h"
+#include "kernels/registry/numerics_digest.h"
+#include "proto/version.h"
+#include "worker/collective/collective.h"
+#include "worker/load/loader.h"
+#include "worker/machine.h"
+#include "worker/metrics.h"
+#include "worker/ops/op.h"
+#include "worker/options.h"
+#include "worker/service/worker_service.h"
+#include "worker/step/step_runner.h"
+
+namespace bitshard {
+namespace {
+
+constexpr uint32_t kProtocol = 1;  // of proto/worker.proto
+
+constexpr int kExitBadFlags = 2;
+constexpr int kExitNoCoordinator = 3;
+
+// Dies with `parent`. SIGKILL: a worker that hangs in a system call must not stay behind.
+void DieWithParent(pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) {
+    std::fprintf(stderr, "bitshard-worker: the parent process has gone\n");
+    std::_Exit(0);
+  }
+}
+
+// Signals are blocked in all threads and taken by one that may use locks.
+sigset_t BlockSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  return set;
+}
+
+internal::Register Registration(const WorkerOptions& options) {
+  internal::Register out;
+  out.set_token(options.token);
+  out.set_instance(RandomInstance());
+  out.set_protocol_min(kProtocol);
+  out.set_protocol_max(kProtocol);
+  out.set_build(kBuildVersion);
+  out.set_device("cpu");
+  out.set_isa(std::string(IsaName(options.isa)));
+  out.set_memory_bytes(options.memory_bytes);
+  out.set_bandwidth_bytes_per_s(MeasureReadBandwidth());
+  out.set_numerics_digest(NumericsDigest(options.isa));
+  for (std::string& op : RegisteredOps()) out.add_ops(std::move(op));
+  out.set_host(SharedMemoryHost());
+  out.set_pid(getpid());
+  out.set_local_rank(options.local_rank);
+  out.set_metrics_address(options.metrics_address);
+  return out;
+}
+
+WorkerBackend Backend(const WorkerOptions& options, ThreadPool* pool) {
+  WorkerBackend backend;
+  backend.load = [pool, memory = options.memory_bytes](const internal::RankPlan& plan,
+                                                       const LoadProgressFn& progress) {
+    return LoadWeights(plan, *pool, progress, memory);
+  };
+  backend.bind = [pool, isa = options.isa](const internal::RankPlan& plan,
+                                           std::shared_ptr<const LoadedWeights> weights,
+                                           const internal::NumericsOptions& numerics) {
+    StepRunner::Options bind;
+    bind.numerics = numerics;
+    bind.isa = isa;
+    bind.pool = pool;
+    return StepRunner::Bind(plan, std::move(weights), bind);
+  };
+  backend.join = [](const std::string& id, int rank, int world, absl::Duration timeout)
+      -> absl::StatusOr<std::unique_ptr<Collective>> {
+    if (world == 1) return MakeSoloCollective();
+    return JoinShmCollective(id, rank, world, timeout);
+  };
+  backend.self_test = &SelfTestCollective;
+  return backend;
+}
+
+int Main(int argc, char** argv) {
+  const pid_t parent = getppid();  // first: it may die while we start
+  DescribeWorkerFlags();
+  ParseCommandLine(argc, argv);
+  const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags();
+  if (!options.ok()) {
+    std::fprintf(stderr, "bitshard-worker: %s\n", std::string(options.status().message()).c_str());
+    return kExitBadFlags;
+  }
+  if (!InitLogging("bitshard-worker", options->log_level)) {
+    std::fprintf(stderr, "bitshard-worker: --log-level=%s: use debug, info, warning or error\n",
+                 options->log_level.c_str());
+    return kExitBadFlags;
+  }
+  if (options->exit_with_parent) DieWithParent(parent);
+  const sigset_t signals = BlockSignals();
+
+  std::unique_ptr<WorkerMetrics> metrics;
+  if (!options->metrics_address.empty()) {
+    auto served = WorkerMetrics::Serve(options->metrics_address, kBuildVersion,
+                                       std::string(IsaName(options->isa)));
+    if (!served.ok()) {
+      std::fprintf(stderr, "bitshard-worker: %s\n", std::string(served.status().message()).c_str());
+      return kExitBadFlags;
+    }
+    metrics = *std::move(served);
+  }
+
+  ThreadPool pool(options->threads);
+  WorkerService::Options service_options;
+  service_options.coordinator = options->coordinator;
+  service_options.credentials = grpc::InsecureChannelCredentials();
+  service_options.registration = Registration(*options);
+  service_options.coordinator_timeout = options->coordinator_timeout;
+  LogInfo("worker: starting pid={} coordinator={} threads={} memory_bytes={} isa={}", getpid(),
+          options->coordinator, options->threads, options->memory_bytes, IsaName(options->isa));
+  WorkerService service(std::move(service_options), Backend(*options, &pool), metrics.get());
+
+  std::thread([&service, signals] {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    service.Leave(signal == SIGTERM ? "SIGTERM" : "SIGINT");
+  }).detach();
+
+  const absl::Status status = service.Run();
+  if (!status.ok()) LogError("worker: {}", status.ToString());
+  LogInfo("worker: exiting pid={}", getpid());
+  // Not through destructors: a load or a step may still be running, and nothing it does matters any more.
+  std::fflush(nullptr);
+  std::_Exit(status.ok() ? EXIT_SUCCESS : kExitNoCoordinator);
+}
+
+}  // namespace
+}  // namespace bitshard
+
+int main(int argc, char** argv) { return bitshard::Main(argc, argv); }

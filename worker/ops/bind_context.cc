@@ -1,0 +1,178 @@
+#include "worker/ops/bind_context.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace bitshard {
+namespace {
+
+using internal::Value;
+
+bool Same(const KvLayout& a, const KvLayout& b) {
+  return a.type == b.type && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
+}
+
+bool Same(const AttentionConfig& a, const AttentionConfig& b) {
+  return Same(a.layout, b.layout) && a.q_heads == b.q_heads && a.kv_head_of_q == b.kv_head_of_q &&
+         a.scale == b.scale && a.window == b.window;
+}
+
+bool SameScaling(const RopeConfig& a, const RopeConfig& b) {
+  if (a.scaling.index() != b.scaling.index()) return false;
+  if (const auto* x = std::get_if<RopeConfig::Linear>(&a.scaling)) {
+    return x->factor == std::get<RopeConfig::Linear>(b.scaling).factor;
+  }
+  if (const auto* x = std::get_if<RopeConfig::Llama3>(&a.scaling)) {
+    const auto& y = std::get<RopeConfig::Llama3>(b.scaling);
+    return x->factor == y.factor && x->low_freq_factor == y.low_freq_factor &&
+           x->high_freq_factor == y.high_freq_factor && x->original_context == y.original_context;
+  }
+  if (const auto* x = std::get_if<RopeConfig::Yarn>(&a.scaling)) {
+    const auto& y = std::get<RopeConfig::Yarn>(b.scaling);
+    return x->factor == y.factor && x->original_context == y.original_context &&
+           x->beta_fast == y.beta_fast && x->beta_slow == y.beta_slow && x->truncate == y.truncate &&
+           x->attention_factor == y.attention_factor;
+  }
+  return true;
+}
+
+bool Same(const RopeConfig& a, const RopeConfig& b) {
+  return a.head_dim == b.head_dim && a.rotary_dim == b.rotary_dim && a.pairing == b.pairing &&
+         a.theta == b.theta && a.divisors == b.divisors && a.max_positions == b.max_positions &&
+         SameScaling(a, b);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BindContext>> BindContext::Create(
+    const internal::ModelGraph& graph, const std::vector<PackedMatrix>& matrices,
+    const std::vector<std::vector<float>>& vectors, const Options& options) {
+  const size_t weights = static_cast<size_t>(graph.weights_size());
+  if (matrices.size() != weights || vectors.size() != weights) {
+    return absl::InvalidArgumentError(absl::StrCat("graph has ", weights, " weights, loaded are ",
+                                                   matrices.size()));
+  }
+  auto context = std::unique_ptr<BindContext>(new BindContext(graph, matrices, vectors, options));
+  ASSIGN_OR_RETURN(context->plan_,
+                   PlanBuffers(graph, static_cast<uint64_t>(options.max_step_tokens),
+                               static_cast<uint64_t>(options.max_outputs)));
+  context->arena_ = Buffer(context->plan_.arena_bytes);
+  context->workspace_bytes_ = context->plan_.arena_bytes;
+  context->cache_layers_.resize(graph.kv_layers());
+  context->has_cache_layer_.resize(graph.kv_layers(), false);
+  return context;
+}
+
+absl::Status BindContext::ExpectValues(const internal::Node& node,
+                                       absl::Span<const Value::Type> inputs,
+                                       absl::Span<const Value::Type> outputs) const {
+  auto check = [&](const google::protobuf::RepeatedField<uint32_t>& values,
+                   absl::Span<const Value::Type> types, const char* what) -> absl::Status {
+    if (values.size() != static_cast<int>(types.size())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("it has ", values.size(), " ", what, ", expected ", types.size()));
+    }
+    for (int i = 0; i < values.size(); ++i) {
+      // PlanBuffers has checked that the values exist.
+      const Value& value = graph_.values(static_cast<int>(values[i]));
+      if (value.type() != types[static_cast<size_t>(i)]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            what, " ", i, " is ", Value::Type_Name(value.type()), ", expected ",
+            Value::Type_Name(types[static_cast<size_t>(i)])));
+      }
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(check(node.inputs(), inputs, "inputs"));
+  return check(node.outputs(), outputs, "outputs");
+}
+
+absl::Status BindContext::MatrixShape(uint32_t weight, int64_t* rows, int64_t* cols) const {
+  // The loader has checked the index; a graph that was not loaded here would be an invariant broken.
+  if (weight >= matrices_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("weight ", weight, " does not exist"));
+  }
+  const internal::Weight& shape = graph_.weights(static_cast<int>(weight));
+  if (shape.rows() > INT32_MAX || shape.cols() > INT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat("weight ", shape.name(), " is too large"));
+  }
+  *rows = static_cast<int64_t>(shape.rows());
+  *cols = static_cast<int64_t>(shape.cols());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const PackedMatrix*> BindContext::Matrix(uint32_t weight) const {
+  int64_t rows = 0, cols = 0;
+  RETURN_IF_ERROR(MatrixShape(weight, &rows, &cols));
+  if (rows == 0 || cols == 0) return nullptr;
+  const PackedMatrix& matrix = matrices_[weight];
+  if (matrix.rows() != rows || matrix.cols() != cols) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "weight ", graph_.weights(static_cast<int>(weight)).name(), " is loaded as ", matrix.rows(),
+        " x ", matrix.cols(), ", the graph says ", rows, " x ", cols));
+  }
+  return &matrix;
+}
+
+absl::StatusOr<const std::vector<float>*> BindContext::Vector(uint32_t weight,
+                                                              int64_t width) const {
+  if (weight >= vectors_.size() || static_cast<int64_t>(vectors_[weight].size()) != width) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "weight ", weight, " is loaded as a vector of ",
+        weight < vectors_.size() ? vectors_[weight].size() : 0, " values, needed are ", width));
+  }
+  return &vectors_[weight];
+}
+
+SharedInput* BindContext::ShareInput(uint32_t value, int64_t rows, int64_t cols,
+                                     int64_t segment_cols, bool* leader) {
+  *leader = !group_.open || group_.value != value || group_.segment_cols != segment_cols;
+  if (*leader) {
+    prepared_.Reserve(rows, cols, segment_cols);
+    shared_inputs_.push_back({&prepared_, 0});
+    group_ = {value, segment_cols, true};
+  }
+  return &shared_inputs_.back();
+}
+
+absl::StatusOr<SharedAttention*> BindContext::Attention(const AttentionConfig& config) {
+  for (SharedAttention& known : attentions_) {
+    if (Same(known.config, config)) return &known;
+  }
+  ASSIGN_OR_RETURN(BoundAttention bound,
+                   BoundAttention::Bind(config, options_.threads, options_.isa));
+  attentions_.push_back({config, std::move(bound)});
+  return &attentions_.back();
+}
+
+absl::Status BindContext::AddCacheLayer(uint32_t layer, const KvLayout& layout) {
+  if (layer >= cache_layers_.size() || has_cache_layer_[layer]) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cache layer ", layer, " of ", cache_layers_.size(),
+                     layer < cache_layers_.size() ? " is used twice" : " does not exist"));
+  }
+  cache_layers_[layer] = layout;
+  has_cache_layer_[layer] = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const RopeTable*> BindContext::Rope(const RopeConfig& config) {
+  for (const NamedRope& known : ropes_) {
+    if (Same(known.config, config)) return &known.table;
+  }
+  ASSIGN_OR_RETURN(RopeTable table, RopeTable::Create(config));
+  ropes_.push_back({config, std::move(table)});
+  return &ropes_.back().table;
+}
+
+uint8_t* BindContext::Scratch(uint64_t bytes) {
+  scratch_.emplace_back(bytes);
+  workspace_bytes_ += bytes;
+  return scratch_.back().data();
+}
+
+}  // namespace bitshard

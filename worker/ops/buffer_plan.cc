@@ -1,0 +1,155 @@
+#include "worker/ops/buffer_plan.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/checked_math.h"
+#include "kernels/base/status_macros.h"
+
+namespace bitshard {
+namespace {
+
+using internal::Node;
+using internal::Value;
+
+constexpr uint64_t kAlignment = 64;
+// 1 TiB: beyond it a graph is wrong, whatever the machine.
+constexpr uint64_t kMaxArenaBytes = uint64_t{1} << 40;
+
+// A value's memory and the nodes, first to last, during which it must not be touched by others.
+struct Life {
+  uint64_t bytes = 0;
+  int first = -1;  // the node that writes it
+  int last = -1;   // the last node that reads it, or `first`
+};
+
+absl::StatusOr<uint64_t> ValueBytes(const Value& value, bool is_logits, uint64_t max_step_tokens,
+                                    uint64_t max_outputs) {
+  const uint64_t rows = is_logits ? max_outputs : max_step_tokens;
+  std::optional<uint64_t> bytes;
+  switch (value.type()) {
+    case Value::F32:
+      bytes = CheckedProduct({rows, value.width(), sizeof(float)});
+      break;
+    case Value::RAW_BITS:
+      bytes = CheckedProduct({rows, value.width(), sizeof(int64_t)});
+      break;
+    case Value::SEGMENT_SUM:
+      // The poison counts lie behind the sums.
+      bytes = CheckedAdd(value.width(), 1);
+      if (bytes.has_value()) bytes = CheckedProduct({rows, *bytes, sizeof(int64_t)});
+      break;
+    default:
+      return absl::InvalidArgumentError("graph: a value has no type");
+  }
+  if (!bytes.has_value() || *bytes > kMaxArenaBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("graph: a value of width ", value.width(), " is too large"));
+  }
+  return RoundUp(*bytes, kAlignment);
+}
+
+bool MayWriteOverFirstInput(const Node& node) {
+  return node.has_rope() || node.has_gated_act() || node.has_residual_add();
+}
+
+class Planner {
+ public:
+  Planner(const internal::ModelGraph& graph, uint64_t max_step_tokens, uint64_t max_outputs)
+      : graph_(graph),
+        max_step_tokens_(max_step_tokens),
+        max_outputs_(max_outputs),
+        lives_(static_cast<size_t>(graph.values_size())) {
+    plan_.offsets.resize(lives_.size(), 0);
+  }
+
+  absl::StatusOr<BufferPlan> Plan() {
+    RETURN_IF_ERROR(FindLives());
+    std::vector<bool> alive(lives_.size(), false);
+    for (int n = 0; n < graph_.nodes_size(); ++n) {
+      const Node& node = graph_.nodes(n);
+      for (uint32_t value : node.outputs()) {
+        if (!PlaceOverInput(node, n, value)) Place(value, alive);
+        alive[value] = true;
+      }
+      for (size_t v = 0; v < lives_.size(); ++v) {
+        if (lives_[v].last == n) alive[v] = false;
+      }
+    }
+    return plan_;
+  }
+
+ private:
+  absl::Status FindLives() {
+    for (int n = 0; n < graph_.nodes_size(); ++n) {
+      const Node& node = graph_.nodes(n);
+      for (uint32_t value : node.inputs()) {
+        if (value >= lives_.size() || lives_[value].first < 0) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "graph: node ", node.name(), " reads value ", value, ", which no earlier node writes"));
+        }
+        lives_[value].last = n;
+      }
+      for (uint32_t value : node.outputs()) {
+        if (value >= lives_.size() || lives_[value].first >= 0) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("graph: node ", node.name(), " writes value ", value,
+                           value >= lives_.size() ? ", which does not exist" : " a second time"));
+        }
+        ASSIGN_OR_RETURN(lives_[value].bytes,
+                         ValueBytes(graph_.values(static_cast<int>(value)), node.has_lm_head(),
+                                    max_step_tokens_, max_outputs_));
+        lives_[value].first = lives_[value].last = n;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  bool PlaceOverInput(const Node& node, int n, uint32_t value) {
+    if (!MayWriteOverFirstInput(node) || node.inputs_size() == 0) return false;
+    const uint32_t input = node.inputs(0);
+    // Only when the input is not another input too, and dies here.
+    if (lives_[input].last != n || lives_[input].bytes < lives_[value].bytes) return false;
+    if (std::count(node.inputs().begin(), node.inputs().end(), input) != 1) return false;
+    plan_.offsets[value] = plan_.offsets[input];
+    lives_[value].bytes = lives_[input].bytes;
+    return true;
+  }
+
+  // First fit among the values that are alive; they are few.
+  void Place(uint32_t value, const std::vector<bool>& alive) {
+    struct Taken {
+      uint64_t begin, end;
+    };
+    std::vector<Taken> taken;
+    for (size_t v = 0; v < lives_.size(); ++v) {
+      if (alive[v]) taken.push_back({plan_.offsets[v], plan_.offsets[v] + lives_[v].bytes});
+    }
+    std::sort(taken.begin(), taken.end(),
+              [](const Taken& a, const Taken& b) { return a.begin < b.begin; });
+    uint64_t offset = 0;
+    for (const Taken& other : taken) {
+      if (offset + lives_[value].bytes <= other.begin) break;
+      offset = std::max(offset, other.end);
+    }
+    plan_.offsets[value] = offset;
+    plan_.arena_bytes = std::max(plan_.arena_bytes, offset + lives_[value].bytes);
+  }
+
+  const internal::ModelGraph& graph_;
+  const uint64_t max_step_tokens_, max_outputs_;
+  std::vector<Life> lives_;
+  BufferPlan plan_;
+};
+
+}  // namespace
+
+absl::StatusOr<BufferPlan> PlanBuffers(const internal::ModelGraph& graph, uint64_t max_step_tokens,
+                                       uint64_t max_outputs) {
+  return Planner(graph, max_step_tokens, max_outputs).Plan();
+}
+
+}  // namespace bitshard

@@ -1,0 +1,146 @@
+// lm_head: logits of this rank's vocabulary rows, only for the tokens after which one is sampled, and for the logits tap
+// also for scored ones (a few at a time: nobody keeps those).
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/registry/linear.h"
+#include "worker/ops/bind_context.h"
+#include "worker/ops/op.h"
+
+namespace bitshard {
+namespace {
+
+using internal::Node;
+using internal::Value;
+
+// Scored tokens that go through the matrix together.
+constexpr int64_t kScoreTokens = 16;
+
+class LmHead final : public Op {
+ public:
+  struct Buffers {
+    const float* x = nullptr;   // [tokens, hidden]
+    int64_t hidden = 0;
+    float* gathered = nullptr;  // [max(outputs, kScoreTokens), hidden]
+    float* logits = nullptr;    // [outputs, rows]
+    float* scores = nullptr;    // [kScoreTokens, rows]; null without a tap
+  };
+
+  LmHead(std::unique_ptr<BoundLinear> linear, SharedInput* shared, int64_t rows, Isa isa,
+         const Buffers& buffers, BindContext::LogitsTap tap)
+      : linear_(std::move(linear)),
+        shared_(shared),
+        rows_(rows),
+        isa_(isa),
+        buffers_(buffers),
+        tap_(std::move(tap)) {}
+
+  absl::Status Run(StepState& step) override {
+    const int64_t outputs = static_cast<int64_t>(step.sampled.size());
+    for (int64_t i = 0; i < outputs; ++i) Gather(step.sampled[static_cast<size_t>(i)], i);
+    Multiply(outputs, buffers_.logits, *step.pool);
+    if (!tap_) return absl::OkStatus();
+    for (int64_t i = 0; i < outputs; ++i) {
+      const size_t token = static_cast<size_t>(step.sampled[static_cast<size_t>(i)]);
+      tap_(step.sample_slots[static_cast<size_t>(i)],
+           static_cast<uint32_t>(step.positions[token]), LogitsRow(buffers_.logits, i));
+    }
+    Score(step);
+    return absl::OkStatus();
+  }
+
+  std::string Describe() const override {
+    if (linear_ == nullptr) return "";
+    return absl::StrCat(linear_->weight().spec().Describe(), ": ", linear_->kernel(),
+                        linear_->reason().empty() ? "" : absl::StrCat(" (", linear_->reason(), ")"));
+  }
+
+ private:
+  void Score(StepState& step) {
+    const int64_t count = static_cast<int64_t>(step.scored.size());
+    for (int64_t begin = 0; begin < count; begin += kScoreTokens) {
+      const int64_t tokens = std::min(kScoreTokens, count - begin);
+      for (int64_t i = 0; i < tokens; ++i) {
+        Gather(step.scored[static_cast<size_t>(begin + i)].row, i);
+      }
+      Multiply(tokens, buffers_.scores, *step.pool);
+      for (int64_t i = 0; i < tokens; ++i) {
+        const ScoredToken& token = step.scored[static_cast<size_t>(begin + i)];
+        tap_(token.slot, token.position, LogitsRow(buffers_.scores, i));
+      }
+    }
+  }
+
+  void Gather(int64_t from, int64_t to) {
+    std::copy_n(buffers_.x + from * buffers_.hidden, buffers_.hidden,
+                buffers_.gathered + to * buffers_.hidden);
+  }
+
+  void Multiply(int64_t tokens, float* logits, ThreadPool& pool) {
+    if (tokens == 0 || linear_ == nullptr) return;
+    shared_->prepared->Prepare(buffers_.gathered, tokens, buffers_.hidden, buffers_.hidden,
+                               /*segment_cols=*/0, linear_->forms(), isa_, pool);
+    linear_->Run(*shared_->prepared, logits, rows_, pool);
+  }
+
+  absl::Span<const float> LogitsRow(const float* logits, int64_t i) const {
+    return absl::MakeConstSpan(logits + i * rows_, static_cast<size_t>(rows_));
+  }
+
+  const std::unique_ptr<BoundLinear> linear_;  // null: no vocabulary rows here
+  SharedInput* const shared_;
+  const int64_t rows_;
+  const Isa isa_;
+  const Buffers buffers_;
+  const BindContext::LogitsTap tap_;
+};
+
+absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
+  RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {Value::F32}));
+  const internal::LmHead& spec = node.lm_head();
+  const uint32_t x = node.inputs(0), logits = node.outputs(0);
+  int64_t rows = 0, hidden = 0;
+  RETURN_IF_ERROR(bind.MatrixShape(spec.weight(), &rows, &hidden));
+  const uint64_t vocab = bind.graph().vocab_size();
+  if (hidden == 0 || bind.width(x) != hidden || bind.width(logits) != rows ||
+      spec.vocab_begin() > vocab || static_cast<uint64_t>(rows) > vocab - spec.vocab_begin()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a matrix of ", rows, " x ", hidden, " from vocabulary row ", spec.vocab_begin(),
+                     " does not fit the model (", vocab, " x ", bind.width(x), ")"));
+  }
+  const BindContext::Options& options = bind.options();
+  const int64_t outputs = std::max(options.max_outputs, kScoreTokens);
+  ASSIGN_OR_RETURN(const PackedMatrix* weight, bind.Matrix(spec.weight()));
+  std::unique_ptr<BoundLinear> linear;
+  SharedInput* shared = nullptr;
+  if (weight != nullptr) {
+    ASSIGN_OR_RETURN(BoundLinear bound,
+                     BoundLinear::Bind(*weight, options.activations, /*segment_cols=*/0,
+                                       /*segments_total=*/1, options.isa));
+    linear = std::make_unique<BoundLinear>(std::move(bound));
+    bool leader = false;  // always prepares: its input is gathered
+    shared = bind.ShareInput(logits, outputs, hidden, /*segment_cols=*/0, &leader);
+  }
+  LmHead::Buffers buffers;
+  buffers.x = bind.f32(x);
+  buffers.hidden = hidden;
+  buffers.logits = bind.f32(logits);
+  const uint64_t float_rows = static_cast<uint64_t>(outputs) * sizeof(float);
+  buffers.gathered =
+      reinterpret_cast<float*>(bind.Scratch(float_rows * static_cast<uint64_t>(hidden)));
+  if (options.logits_tap) {
+    buffers.scores = reinterpret_cast<float*>(
+        bind.Scratch(kScoreTokens * sizeof(float) * static_cast<uint64_t>(std::max<int64_t>(1, rows))));
+  }
+  return std::make_unique<LmHead>(std::move(linear), shared, rows, options.isa, buffers,
+                                  options.logits_tap);
+}
+
+const RegisterOp kRegistered(Node::kLmHead, "lm_head", &Bind);
+
+}  // namespace
+}  // namespace bitshard

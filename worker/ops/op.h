@@ -1,0 +1,75 @@
+// What one node of the graph does in a step. Ops are made once, at bind, and then run in graph order on the step thread.
+//
+// One file an op; it registers its node kind before main, so that adding one changes no list. Bind checks everything
+// that can be checked and asks for buffers and kernels; Run allocates nothing and looks nothing up.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "kernels/base/thread_pool.h"
+#include "kernels/registry/attention.h"
+#include "proto/graph.pb.h"
+#include "proto/plan.pb.h"
+#include "worker/collective/collective.h"
+#include "worker/sample/sampler.h"
+
+namespace bitshard {
+
+class BindContext;  // worker/ops/bind_context.h
+
+// A token whose logits only the logits tap sees (ROW_SCORE).
+struct ScoredToken {
+  uint32_t slot = 0;
+  uint32_t position = 0;
+  int64_t row = 0;  // among the step's tokens
+};
+
+// The step at hand, in the form that ops want. Views are into the runner's own arrays and valid for one step.
+struct StepState {
+  absl::Span<const int32_t> tokens;     // ids, all rows one after the other
+  absl::Span<const int32_t> positions;  // of each token in its sequence
+  absl::Span<const AttentionRow> rows;
+  // Tokens after which one is sampled: their place among `tokens`, their slots, how, and what came out (by Sample).
+  absl::Span<const int32_t> sampled;
+  absl::Span<const uint32_t> sample_slots;
+  absl::Span<const SampleRow> sample_rows;
+  absl::Span<SampleOutput> samples;
+  absl::Span<const ScoredToken> scored;
+  absl::Span<uint8_t> poisoned;         // a token: some sum of it was not finite; AllReduce sets it
+  uint8_t* const* cache_layers = nullptr;  // by cache layer
+  Collective* collective = nullptr;
+  ThreadPool* pool = nullptr;
+
+  int64_t count() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+  // UNAVAILABLE when a collective was aborted or a peer is gone; other errors do not happen in a step.
+  virtual absl::Status Run(StepState& step) = 0;
+  // Which kernel it runs and why not a faster one, one line; "" when there is nothing to choose.
+  virtual std::string Describe() const { return ""; }
+};
+
+using BindOpFn = absl::StatusOr<std::unique_ptr<Op>> (*)(const internal::Node& node, BindContext& bind);
+
+// Before main: `const RegisterOp kRegistered(internal::Node::kEmbed, "embed", &Bind);`.
+struct RegisterOp {
+  RegisterOp(internal::Node::OpCase kind, const char* name, BindOpFn bind);
+};
+
+// UNIMPLEMENTED for a kind that nobody registered; lists those that are.
+absl::StatusOr<std::unique_ptr<Op>> BindOp(const internal::Node& node, BindContext& bind);
+
+// Names of all registered kinds, sorted: what a worker tells when it registers.
+std::vector<std::string> RegisteredOps();
+
+}  // namespace bitshard

@@ -1,0 +1,184 @@
+#include "worker/options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/thread_pool.h"
+#include "worker/machine.h"
+
+ABSL_FLAG(std::string, coordinator, "",
+          "host:port of the coordinator's fleet port. The worker dials it, again and again until it answers");
+ABSL_FLAG(std::string, token_file, "",
+          "file with the secret that coordinator and workers share; spaces and line ends around it do not count");
+ABSL_FLAG(int, threads, 0,
+          "compute threads; 0 = the CPUs that the cgroup and the affinity mask grant, divided by --local-ranks");
+ABSL_FLAG(std::string, memory, "80%",
+          "memory for weights, buffers and KV cache: bytes, 512MiB, 24GiB, or a share of what is available now, "
+          "divided by --local-ranks");
+ABSL_FLAG(std::string, isa, "auto",
+          "widest instruction set that kernels may use: auto, scalar, avx2, avx512vnni. All give the same bits");
+ABSL_FLAG(int, local_rank, 0, "which of the workers on this host this is; a preference for the order of ranks");
+ABSL_FLAG(int, local_ranks, 1, "how many workers share this host: default threads and memory are divided by it");
+ABSL_FLAG(int, metrics_port, 0, "port of the Prometheus page at /metrics; 0 = none");
+ABSL_FLAG(std::string, metrics_host, "127.0.0.1", "address that the metrics page listens on");
+ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
+ABSL_FLAG(bool, exit_with_parent, false,
+          "die when the process that started this one dies (for supervisors such as `bitshard serve`)");
+ABSL_FLAG(absl::Duration, coordinator_timeout, absl::InfiniteDuration(),
+          "exit when the coordinator stays away for so long, such as 10s; inf = dial for ever");
+
+namespace bitshard {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+absl::Status BadFlag(const char* flag, const std::string& value, const std::string& hint) {
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", value, ": ", hint));
+}
+
+absl::Status CheckTarget(const std::string& target) {
+  const size_t colon = target.rfind(':');
+  int port = 0;
+  if (target.empty()) {
+    return absl::InvalidArgumentError(
+        "--coordinator is missing: give the host:port of the coordinator's fleet port, such as "
+        "--coordinator=127.0.0.1:7070 (it prints the address when it starts)");
+  }
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(target.substr(colon + 1), &port) || port < 1 || port > 65535) {
+    return BadFlag("coordinator", target, "give host:port, such as 10.0.0.5:7070 or [::1]:7070");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) {
+    return BadFlag("token-file", path, "cannot be read; is it there, and may this user read it?");
+  }
+  std::ostringstream text;
+  text << in.rdbuf();
+  const std::string token(absl::StripAsciiWhitespace(text.str()));
+  if (token.empty() || token.size() > 4096) {
+    return BadFlag("token-file", path, "must hold one secret of 1 to 4096 bytes");
+  }
+  return token;
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> ParseMemory(const std::string& text, uint64_t available) {
+  struct Unit {
+    absl::string_view suffix;
+    double factor;
+  };
+  const Unit units[] = {
+      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+      {"K", 0x1p10},   {"M", 0x1p20},   {"G", 0x1p30},   {"T", 0x1p40},
+      {"%", static_cast<double>(available) / 100},
+  };
+  absl::string_view number = absl::StripAsciiWhitespace(text);
+  double factor = 1;
+  for (const Unit& unit : units) {
+    if (absl::ConsumeSuffix(&number, unit.suffix)) {
+      factor = unit.factor;
+      break;
+    }
+  }
+  double value = 0;
+  if (!absl::SimpleAtod(absl::StripAsciiWhitespace(number), &value) || !std::isfinite(value) ||
+      value <= 0 || value * factor >= 0x1p60) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is no amount of memory; use bytes, 512MiB, 24GiB or 80%"));
+  }
+  return static_cast<uint64_t>(value * factor);
+}
+
+void DescribeWorkerFlags() {
+  absl::SetProgramUsageMessage(
+      "one rank of a bitshard group: loads its shard of the weights and runs steps.\n\n"
+      "  bitshard-worker --coordinator=HOST:PORT [--threads=N] [--memory=24GiB]\n\n"
+      "Start as many workers as the coordinator's --workers says, on any hosts that see the model files\n"
+      "under the same path. The coordinator gives each its rank; a worker that loses it keeps its weights\n"
+      "and dials again. SIGTERM announces the departure and exits. On one machine `bitshard serve` starts\n"
+      "everything.");
+}
+
+absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
+  WorkerOptions options;
+  options.coordinator = absl::GetFlag(FLAGS_coordinator);
+  RETURN_IF_ERROR(CheckTarget(options.coordinator));
+  if (const std::string path = absl::GetFlag(FLAGS_token_file); !path.empty()) {
+    ASSIGN_OR_RETURN(options.token, ReadToken(path));
+  }
+
+  const int local_rank = absl::GetFlag(FLAGS_local_rank);
+  const int local_ranks = absl::GetFlag(FLAGS_local_ranks);
+  if (local_ranks < 1 || local_ranks > kMaxThreads) {
+    return BadFlag("local-ranks", absl::StrCat(local_ranks), "how many workers share this host, at least 1");
+  }
+  if (local_rank < 0 || local_rank >= kMaxThreads) {
+    return BadFlag("local-rank", absl::StrCat(local_rank), "a number from 0 on");
+  }
+  options.local_rank = static_cast<uint32_t>(local_rank);
+  options.local_ranks = static_cast<uint32_t>(local_ranks);
+
+  const int threads = absl::GetFlag(FLAGS_threads);
+  if (threads < 0 || threads > kMaxThreads) {
+    return BadFlag("threads", absl::StrCat(threads),
+                   absl::StrCat("1 to ", kMaxThreads, ", or 0 for this host's share"));
+  }
+  options.threads = threads != 0 ? threads : std::max(1, AvailableCpus() / local_ranks);
+
+  const std::string memory = absl::GetFlag(FLAGS_memory);
+  const absl::StatusOr<uint64_t> bytes =
+      ParseMemory(memory, AvailableMemoryBytes() / static_cast<uint64_t>(local_ranks));
+  if (!bytes.ok()) return BadFlag("memory", memory, std::string(bytes.status().message()));
+  options.memory_bytes = *bytes;
+
+  const std::string isa = absl::GetFlag(FLAGS_isa);
+  if (isa == "auto") {
+    options.isa = BestIsa();
+  } else {
+    const std::optional<Isa> parsed = ParseIsa(isa);
+    if (!parsed.has_value()) {
+      return BadFlag("isa", isa, "use auto, scalar, avx2 or avx512vnni");
+    }
+    if (!HasIsa(*parsed)) {
+      std::string reasons;
+      for (const std::string& reason : ProbeIsa().reasons) absl::StrAppend(&reasons, "; ", reason);
+      return BadFlag("isa", isa, absl::StrCat("this machine offers ", std::string(IsaName(BestIsa())), reasons));
+    }
+    options.isa = *parsed;
+  }
+
+  const int port = absl::GetFlag(FLAGS_metrics_port);
+  if (port < 0 || port > 65535) {
+    return BadFlag("metrics-port", absl::StrCat(port), "1 to 65535, or 0 for no page");
+  }
+  if (port != 0) options.metrics_address = absl::StrCat(absl::GetFlag(FLAGS_metrics_host), ":", port);
+
+  options.log_level = absl::GetFlag(FLAGS_log_level);
+  options.exit_with_parent = absl::GetFlag(FLAGS_exit_with_parent);
+  options.coordinator_timeout = absl::GetFlag(FLAGS_coordinator_timeout);
+  if (options.coordinator_timeout <= absl::ZeroDuration()) {
+    return BadFlag("coordinator-timeout", absl::FormatDuration(options.coordinator_timeout),
+                   "a positive time such as 10s, or inf");
+  }
+  return options;
+}
+
+}  // namespace bitshard

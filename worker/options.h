@@ -1,0 +1,38 @@
+// The worker's command line, read once in main and checked before anything starts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/cpu_features.h"
+
+namespace bitshard {
+
+struct WorkerOptions {
+  std::string coordinator;         // host:port
+  std::string token;               // content of --token-file
+  int threads = 1;
+  uint64_t memory_bytes = 0;
+  Isa isa = Isa::kScalar;
+  uint32_t local_rank = 0;
+  uint32_t local_ranks = 1;
+  std::string metrics_address;     // "" = no page
+  std::string log_level;
+  bool exit_with_parent = false;
+  absl::Duration coordinator_timeout = absl::InfiniteDuration();
+};
+
+// Sets the text of --help. Before ParseCommandLine.
+void DescribeWorkerFlags();
+
+// From the parsed flags; an error says which flag and what it takes.
+absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags();
+
+// "1073741824", "512MiB", "24GiB", "24G" (= GiB), "80%" (of `available`). For --memory.
+absl::StatusOr<uint64_t> ParseMemory(const std::string& text, uint64_t available);
+
+}  // namespace bitshard

@@ -1,0 +1,150 @@
+// Logits to tokens, with the vocabulary sharded over the ranks, exact: the result is that of one
+// rank with all logits, bit for bit, however the vocabulary is cut.
+//
+// Each rank holds logits of tokens [vocab_begin, vocab_begin + local_vocab), vocab_begin a multiple
+// of 64. Order: temperature, min-p (probability relative to the largest), top-k, top-p (of what is
+// left, renormalised), draw. The kept tokens are a prefix of (logit descending, id ascending); what
+// lies in it is decided by integers (mass.h). The draw is the largest logit / temperature + Gumbel
+// noise (gumbel.h). Log-probabilities are of the raw logits.
+//
+// Collectives of a call, the same on all ranks because all decide from the same numbers:
+//   1 all-gather        always: maximum, best token, first candidates of every row
+//   1 all-reduce        if a row wants log-probabilities, or top-p over an open-ended set
+//   3 or 6 all-reduces  (boundary_search.h, for each 8 rows) if the first kCandidates do not
+//   contain what is kept; rare 1 all-gather        with these, or when min-p alone keeps more than
+//   the candidates
+//
+// One thread. Bind allocates, Sample does not.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "worker/collective/collective.h"
+#include "worker/sample/boundary_search.h"
+#include "worker/sample/params.h"
+#include "worker/sample/row_scan.h"
+
+namespace bitshard {
+
+struct SampleRow {
+  SampleParams params;
+  uint64_t position = 0;  // absolute position of the token that is drawn
+};
+
+struct SampleOutput {
+  struct TopLogprob {
+    uint32_t token = kNoToken;
+    float logprob = 0;
+  };
+
+  // A NaN or +inf among the logits, or nothing but -inf: then there is no token (kNoToken) and
+  // nothing else is set.
+  bool non_finite = false;
+  uint32_t token = kNoToken;
+  float logprob = 0;  // with want_logprob or top_logprobs
+  // By logit descending, id ascending; params.top_logprobs of them, fewer if fewer tokens have a
+  // probability.
+  int n_top = 0;
+  std::array<TopLogprob, kMaxTopLogprobs> top;
+};
+
+class Sampler {
+ public:
+  struct Options {
+    uint32_t vocab_size = 0;  // of the whole model: ids at and above it are padding, never drawn
+    uint32_t vocab_begin = 0;
+    uint32_t local_vocab = 0;  // padding included; may be 0
+    int max_outputs = 1;       // most rows of a call
+    int world = 1;
+  };
+  // How many candidates a rank sends for a row, most.
+  static constexpr int kCandidates = 128;
+
+  // INVALID_ARGUMENT when the shard is not a sensible part of the vocabulary.
+  static absl::StatusOr<std::unique_ptr<Sampler>> Bind(const Options& options);
+
+  // logits: [rows.size(), local_vocab]. On all ranks the same rows; afterwards the same outputs.
+  // INTERNAL when the ranks' numbers contradict each other; the collective's own errors as they
+  // are.
+  absl::Status Sample(absl::Span<const float> logits, absl::Span<const SampleRow> rows,
+                      Collective& collective, absl::Span<SampleOutput> out);
+
+ private:
+  // What the ranks tell each other of a row first.
+  struct Header {
+    float max;
+    uint32_t token;  // the lowest with the maximum
+    uint32_t bad;
+    uint32_t n_candidates;
+    Draw draw;  // of the whole row, when nothing is filtered
+  };
+  static_assert(sizeof(Header) == 32);
+
+  enum class Filter { kGreedy, kNone, kPrefix };
+
+  // One row on its way. First what follows from its parameters, then what all ranks have learnt.
+  struct RowState {
+    Filter filter;
+    float temperature, top_p, floor;  // floor: of the exponent, by min-p
+    uint32_t top_k;                   // 0 = all
+    bool wants_raw_sum;
+    size_t n_candidates, candidates_at;  // its share of the gathered candidates, in keys
+
+    bool done;        // bad, or the winner is known
+    bool draw_later;  // the kept tokens are known only as a rule, each rank draws among its own
+    bool wants_mass;
+    float max;
+    absl::Span<const uint64_t> merged;  // the first tokens of the order over all ranks, certain
+    size_t above_floor;                 // how many of them min-p keeps
+    bool all_merged;                    // no other token has a probability
+    int64_t raw_sum, mass;
+    int64_t target;
+    Kept kept;
+    Draw winner;
+  };
+
+  explicit Sampler(const Options& options);
+
+  absl::Status Run(absl::Span<const SampleRow> rows, Collective& collective, absl::Span<SampleOutput> out);
+  void Plan(absl::Span<const SampleRow> rows);
+  void ScanLocal(absl::Span<const SampleRow> rows);
+  absl::Status Merge(size_t row, const SampleRow& params, SampleOutput& out);
+  absl::Status MergeCandidates(size_t row);
+  void DecidePrefix(size_t row, const NoiseKey& noise);
+  void DrawPrefix(RowState& state, size_t length, const NoiseKey& noise);
+  // Ends the row if its top-p prefix lies inside the certain candidates.
+  bool TryTopP(RowState& state, size_t most, const NoiseKey& noise);
+  absl::Status ReduceSums(absl::Span<const SampleRow> rows, Collective& collective);
+  absl::Status Search(absl::Span<const SampleRow> rows, Collective& collective);
+  absl::Status DrawLater(absl::Span<const SampleRow> rows, Collective& collective);
+
+  LogitsRow Local(size_t row) const;
+  Header GatheredHeader(int rank, size_t row) const;
+
+  const Options options_;
+  const size_t local_count_;  // local tokens that are no padding
+  const size_t units_;
+  BoundarySearch search_;
+  const float* logits_ = nullptr;  // of the running call
+  size_t rows_ = 0;
+  size_t mine_keys_ = 0;  // what a rank sends in this call, in 8-byte words
+
+  std::vector<RowState> states_;
+  std::vector<float> unit_max_;    // [row][units]
+  std::vector<uint64_t> scratch_;  // of TopTokens
+  std::vector<uint64_t> mine_;     // headers, then candidates
+  std::vector<uint64_t> all_;      // [world] of these
+  std::vector<uint64_t> merged_;   // [row][kMerged]
+  std::vector<int64_t> sums_;
+  std::vector<SearchTask> tasks_;
+  std::vector<Draw> my_draws_, all_draws_;
+};
+
+}  // namespace bitshard

@@ -1,0 +1,35 @@
+// What the step thread needs from below, as functions: main fills in the real ones, tests of the service their own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "proto/graph.pb.h"
+#include "proto/worker.pb.h"
+#include "worker/collective/collective.h"
+#include "worker/load/loader.h"
+#include "worker/step/step_runner.h"
+
+namespace bitshard {
+
+struct WorkerBackend {
+  std::function<absl::StatusOr<std::shared_ptr<const LoadedWeights>>(
+      const internal::RankPlan& plan, const LoadProgressFn& progress)>
+      load;
+  std::function<absl::StatusOr<std::unique_ptr<StepRunner>>(
+      const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
+      const internal::NumericsOptions& numerics)>
+      bind;
+  std::function<absl::StatusOr<std::unique_ptr<Collective>>(const std::string& id, int rank,
+                                                            int world, absl::Duration timeout)>
+      join;
+  std::function<absl::Status(Collective& collective)> self_test;
+};
+
+}  // namespace bitshard

@@ -1,0 +1,337 @@
+#include "worker/service/step_thread.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/thread_pool.h"
+
+namespace bitshard {
+namespace {
+
+// The bar of a person watching moves often enough.
+constexpr absl::Duration kProgressPeriod = absl::Milliseconds(100);
+
+}  // namespace
+
+StepThread::StepThread(WorkerBackend backend, uint64_t memory_bytes, SendFn send,
+                       WorkerMetrics* metrics)
+    : backend_(std::move(backend)),
+      memory_bytes_(memory_bytes),
+      send_(std::move(send)),
+      metrics_(metrics),
+      thread_([this] { Loop(); }) {}
+
+StepThread::~StepThread() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+    tasks_.clear();
+    if (watched_ != nullptr) watched_->Abort();
+  }
+  thread_.join();
+  LeaveEpoch();
+}
+
+void StepThread::Push(Task task) {
+  absl::MutexLock lock(&mu_);
+  if (!stopping_) tasks_.push_back(std::move(task));
+}
+
+void StepThread::Assign(uint64_t session, std::unique_ptr<internal::Assign> assign) {
+  Push({session, std::move(assign)});
+}
+void StepThread::Join(uint64_t session, internal::JoinCommunicator join) {
+  Push({session, std::move(join)});
+}
+void StepThread::Allocate(uint64_t session, internal::AllocateCache allocate) {
+  Push({session, allocate});
+}
+void StepThread::Run(uint64_t session, std::unique_ptr<internal::StepPlan> plan) {
+  Push({session, std::move(plan)});
+}
+
+void StepThread::End(uint64_t session, uint64_t epoch, bool report) {
+  absl::MutexLock lock(&mu_);
+  if (stopping_) return;
+  // Assignments stay: a load that a lost stream asked for is of use to the next one.
+  tasks_.erase(std::remove_if(tasks_.begin(), tasks_.end(),
+                              [](const Task& task) {
+                                return !std::holds_alternative<std::unique_ptr<internal::Assign>>(
+                                           task.what) &&
+                                       !std::holds_alternative<EndTask>(task.what);
+                              }),
+               tasks_.end());
+  tasks_.push_back({session, EndTask{epoch, report}});
+  ++pending_ends_;
+  if (watched_ != nullptr) watched_->Abort();
+}
+
+StepThread::Held StepThread::held() const {
+  absl::MutexLock lock(&mu_);
+  return held_;
+}
+
+void StepThread::FillHeartbeat(internal::Heartbeat& heartbeat) const {
+  absl::MutexLock lock(&mu_);
+  heartbeat.set_epoch(heartbeat_epoch_);
+  if (runner_ == nullptr) return;
+  const StepProgress& progress = runner_->progress();
+  heartbeat.set_step(progress.step.load(std::memory_order_relaxed));
+  heartbeat.set_op(progress.op.load(std::memory_order_relaxed));
+  heartbeat.set_busy(progress.busy.load(std::memory_order_relaxed));
+}
+
+void StepThread::Loop() {
+  SetFloatEnvironment();
+  while (true) {
+    Task task;
+    {
+      absl::MutexLock lock(&mu_);
+      auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return stopping_ || !tasks_.empty();
+      };
+      mu_.Await(absl::Condition(&ready));
+      if (stopping_) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    if (auto* assign = std::get_if<std::unique_ptr<internal::Assign>>(&task.what)) {
+      DoAssign(task.session, **assign);
+    } else if (auto* join = std::get_if<internal::JoinCommunicator>(&task.what)) {
+      DoJoin(task.session, *join);
+    } else if (auto* allocate = std::get_if<internal::AllocateCache>(&task.what)) {
+      DoAllocate(task.session, *allocate);
+    } else if (auto* plan = std::get_if<std::unique_ptr<internal::StepPlan>>(&task.what)) {
+      DoRun(task.session, **plan);
+    } else {
+      DoEnd(task.session, std::get<EndTask>(task.what));
+    }
+  }
+}
+
+bool StepThread::WatchCollective(Collective* collective) {
+  absl::MutexLock lock(&mu_);
+  watched_ = collective;
+  if (pending_ends_ == 0 && !stopping_) return true;
+  if (collective != nullptr) collective->Abort();
+  return false;
+}
+
+void StepThread::DoAssign(uint64_t session, const internal::Assign& assign) {
+  LeaveEpoch();
+  internal::Loaded loaded;
+  const absl::Status status = LoadAndBind(session, assign, loaded);
+  if (!status.ok()) {
+    if (metrics_ != nullptr) metrics_->OnLoadFailed(status);
+    Fail(session, /*epoch=*/0, status);
+    return;
+  }
+  internal::WorkerMessage message;
+  *message.mutable_loaded() = std::move(loaded);
+  send_(session, std::move(message));
+}
+
+absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& assign,
+                                     internal::Loaded& loaded) {
+  const internal::RankPlan& plan = assign.plan();
+  if (plan.rank() != assign.rank() || plan.world() != assign.world() || plan.digest().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "assignment for rank ", assign.rank(), " of ", assign.world(), " carries a plan of rank ",
+        plan.rank(), " of ", plan.world(), plan.digest().empty() ? " without a digest" : ""));
+  }
+  Held held;
+  {
+    absl::MutexLock lock(&mu_);
+    runner_.reset();
+    bound_ = nullptr;
+    held = held_;
+  }
+  const bool reuse =
+      weights_ != nullptr && held.plan_digest == plan.digest() && held.rank == plan.rank();
+  if (!reuse) {
+    weights_.reset();  // first: the old and the new ones together may not fit
+    {
+      absl::MutexLock lock(&mu_);
+      held_ = Held();
+    }
+    const absl::Time begin = absl::Now();
+    absl::Time last = absl::InfinitePast();
+    auto progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
+      const absl::Time now = absl::Now();
+      if (done_bytes < total_bytes && now - last < kProgressPeriod) return;
+      last = now;
+      internal::WorkerMessage message;
+      internal::Progress& out = *message.mutable_progress();
+      out.set_phase(internal::Progress::LOADING);
+      out.set_done_bytes(done_bytes);
+      out.set_total_bytes(total_bytes);
+      send_(session, std::move(message));
+    };
+    ASSIGN_OR_RETURN(weights_, backend_.load(plan, progress));
+    const absl::Duration took = absl::Now() - begin;
+    LogInfo("worker: weights loaded rank={} read_bytes={} arena_bytes={} seconds={:.2f}",
+            plan.rank(), weights_->read_bytes, weights_->arena_bytes,
+            absl::ToDoubleSeconds(took));
+    if (metrics_ != nullptr) {
+      metrics_->OnLoaded(plan.rank(), weights_->arena_bytes, weights_->read_bytes, took);
+    }
+  }
+  absl::StatusOr<std::unique_ptr<StepRunner>> runner =
+      backend_.bind(plan, weights_, assign.numerics());
+  {
+    // Weights that loaded are worth keeping also when this binary cannot bind them with these settings.
+    absl::MutexLock lock(&mu_);
+    held_ = {plan.digest(), plan.rank()};
+    RETURN_IF_ERROR(runner.status());
+    runner_ = *std::move(runner);
+    bound_ = runner_.get();
+  }
+  rank_ = plan.rank();
+  world_ = plan.world();
+  term_ = assign.term();
+
+  const uint64_t taken = weights_->arena_bytes + bound_->WorkspaceBytes();
+  const uint64_t left = memory_bytes_ > taken ? memory_bytes_ - taken : 0;
+  // A rank without attention heads needs no cache memory: it takes as many blocks as the others.
+  const uint64_t block_bytes = std::max<uint64_t>(1, bound_->CacheBytesPerBlock());
+  const uint64_t blocks = std::min<uint64_t>(left / block_bytes, StepRunner::kMaxCacheBlocks);
+  if (blocks == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rank ", rank_, ": weights and buffers take ", taken, " of ", memory_bytes_,
+        " bytes and leave no room for a KV cache block of ", block_bytes,
+        " bytes; raise --memory, use more workers or a smaller model"));
+  }
+  loaded.set_weight_bytes(weights_->arena_bytes);
+  loaded.set_read_bytes(reuse ? 0 : weights_->read_bytes);
+  loaded.set_max_cache_blocks(blocks);
+  for (std::string& line : bound_->DescribeKernels()) loaded.add_kernels(std::move(line));
+  return absl::OkStatus();
+}
+
+void StepThread::DoJoin(uint64_t session, const internal::JoinCommunicator& join) {
+  LeaveEpoch();
+  epoch_ = join.epoch();
+  if (bound_ == nullptr) {
+    Fail(session, epoch_,
+         absl::FailedPreconditionError("asked to join a communicator before weights are loaded"));
+    return;
+  }
+  absl::StatusOr<std::unique_ptr<Collective>> collective =
+      backend_.join(join.id(), static_cast<int>(rank_), static_cast<int>(world_),
+                    absl::Milliseconds(join.timeout_ms()));
+  if (!collective.ok()) {
+    Fail(session, epoch_, collective.status());
+    return;
+  }
+  joined_ = *std::move(collective);
+  if (!WatchCollective(joined_.get())) return;  // DoEnd comes next
+  const absl::Status tested = backend_.self_test(*joined_);
+  if (!tested.ok()) {
+    Fail(session, epoch_, tested);
+    return;
+  }
+  epoch_state_ = EpochState::kJoined;
+  internal::WorkerMessage message;
+  message.mutable_joined()->set_epoch(epoch_);
+  send_(session, std::move(message));
+}
+
+void StepThread::DoAllocate(uint64_t session, const internal::AllocateCache& allocate) {
+  if (epoch_state_ != EpochState::kJoined || allocate.epoch() != epoch_) {
+    Fail(session, allocate.epoch(),
+         absl::FailedPreconditionError(absl::StrCat("asked to allocate the cache of epoch ",
+                                                    allocate.epoch(), ", which was not joined")));
+    return;
+  }
+  WatchCollective(nullptr);  // the runner may drop it
+  absl::Status status = bound_->StartEpoch(term_, epoch_, std::move(joined_), allocate.blocks());
+  if (!status.ok()) {
+    Fail(session, epoch_, status);
+    return;
+  }
+  if (!WatchCollective(bound_->collective())) return;
+  epoch_state_ = EpochState::kRunning;
+  {
+    absl::MutexLock lock(&mu_);
+    heartbeat_epoch_ = epoch_;
+  }
+  if (metrics_ != nullptr) {
+    metrics_->OnCacheAllocated(rank_, bound_->CacheBytesPerBlock() * allocate.blocks());
+  }
+  LogInfo("worker: epoch begins rank={} term={} epoch={} cache_blocks={}", rank_, term_, epoch_,
+          allocate.blocks());
+  internal::WorkerMessage message;
+  message.mutable_ready()->set_epoch(epoch_);
+  send_(session, std::move(message));
+}
+
+void StepThread::DoRun(uint64_t session, const internal::StepPlan& plan) {
+  if (epoch_state_ == EpochState::kFailed && plan.epoch() == epoch_) return;  // said so already
+  if (epoch_state_ != EpochState::kRunning) {
+    Fail(session, plan.epoch(),
+         absl::FailedPreconditionError(absl::StrCat("step ", plan.step(), " of epoch ",
+                                                    plan.epoch(), ": no epoch is running here")));
+    return;
+  }
+  absl::StatusOr<std::unique_ptr<internal::StepResult>> result = bound_->Run(plan);
+  if (!result.ok()) {
+    Fail(session, epoch_, result.status());
+    return;
+  }
+  if (*result == nullptr) return;  // a duplicate
+  if (metrics_ != nullptr) {
+    metrics_->OnStep(rank_, absl::Microseconds(static_cast<int64_t>((*result)->exec_us())),
+                     static_cast<uint64_t>((*result)->outputs_size()));
+  }
+  internal::WorkerMessage message;
+  message.set_allocated_step_result(result->release());
+  send_(session, std::move(message));
+}
+
+void StepThread::DoEnd(uint64_t session, const EndTask& end) {
+  LeaveEpoch();
+  {
+    absl::MutexLock lock(&mu_);
+    --pending_ends_;
+  }
+  if (!end.report) return;
+  internal::WorkerMessage message;
+  message.mutable_quiesced()->set_epoch(end.epoch);
+  message.mutable_quiesced()->set_weights_intact(weights_ != nullptr);
+  send_(session, std::move(message));
+}
+
+void StepThread::LeaveEpoch() {
+  {
+    absl::MutexLock lock(&mu_);
+    watched_ = nullptr;
+    heartbeat_epoch_ = 0;
+  }
+  if (bound_ != nullptr) bound_->EndEpoch();
+  joined_.reset();
+  epoch_state_ = EpochState::kNone;
+}
+
+void StepThread::Fail(uint64_t session, uint64_t epoch, const absl::Status& status) {
+  if (epoch != 0) epoch_state_ = EpochState::kFailed;
+  {
+    absl::MutexLock lock(&mu_);
+    // Aborted on request: the coordinator gets Quiesced, and nobody is to blame.
+    if (stopping_ || (epoch != 0 && pending_ends_ > 0)) return;
+  }
+  LogError("worker: rank={} term={} epoch={}: {}", rank_, term_, epoch, status.ToString());
+  internal::WorkerMessage message;
+  internal::Failure& failure = *message.mutable_failure();
+  failure.set_code(static_cast<uint32_t>(status.code()));
+  failure.set_message(std::string(status.message()));
+  failure.set_epoch(epoch);
+  send_(session, std::move(message));
+}
+
+}  // namespace bitshard

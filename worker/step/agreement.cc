@@ -1,0 +1,80 @@
+#include "worker/step/agreement.h"
+
+#include <bit>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+
+namespace bitshard {
+namespace {
+
+absl::Span<const uint32_t> Words(const google::protobuf::RepeatedField<uint32_t>& field) {
+  return {field.data(), static_cast<size_t>(field.size())};
+}
+
+void AddSequence(const internal::NewSequence& sequence, StableHash& hash) {
+  hash.Add(sequence.slot());
+  hash.Add(sequence.slot_gen());
+  hash.Add(Words(sequence.tokens()));
+  hash.Add(sequence.n_prompt());
+  hash.Add(sequence.cached_tokens());
+  hash.Add(Words(sequence.blocks()));
+  const internal::SamplingParams& sampling = sequence.sampling();
+  hash.Add(std::bit_cast<uint32_t>(sampling.temperature()));
+  hash.Add(sampling.top_k());
+  hash.Add(std::bit_cast<uint32_t>(sampling.top_p()));
+  hash.Add(std::bit_cast<uint32_t>(sampling.min_p()));
+  hash.Add(sampling.seed());
+  hash.Add(sampling.choice());
+  hash.Add(sampling.top_logprobs());
+  hash.Add(sampling.logprobs());
+}
+
+}  // namespace
+
+uint64_t HashPlan(const internal::StepPlan& plan) {
+  StableHash hash;
+  hash.Add(plan.term());
+  hash.Add(static_cast<uint64_t>(plan.new_sequences_size()));
+  for (const internal::NewSequence& sequence : plan.new_sequences()) AddSequence(sequence, hash);
+  hash.Add(Words(plan.slot()));
+  hash.Add(Words(plan.slot_gen()));
+  hash.Add(Words(plan.start()));
+  hash.Add(Words(plan.n_tokens()));
+  hash.Add(Words(plan.output_index()));
+  hash.Add(Words(plan.flags()));
+  hash.Add(Words(plan.n_new_blocks()));
+  hash.Add(Words(plan.new_blocks()));
+  return hash.value();
+}
+
+absl::Status Agreement::ComparePlans(Collective& collective, const internal::StepPlan& plan) {
+  plan_hash_ = HashPlan(plan);
+  return Compare(collective, {plan.epoch(), plan.step(), plan_hash_, 0});
+}
+
+absl::Status Agreement::CompareTokens(Collective& collective, const internal::StepPlan& plan,
+                                      absl::Span<const uint32_t> tokens) {
+  StableHash hash;
+  hash.Add(tokens);
+  return Compare(collective, {plan.epoch(), plan.step(), plan_hash_, hash.value()});
+}
+
+absl::Status Agreement::Compare(Collective& collective, const Word& mine) {
+  RETURN_IF_ERROR(collective.AllGather(
+      absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&mine), sizeof(mine)),
+      absl::MakeSpan(reinterpret_cast<uint8_t*>(all_.data()), all_.size() * sizeof(Word))));
+  for (size_t rank = 0; rank < all_.size(); ++rank) {
+    const Word& other = all_[rank];
+    if (other == mine) continue;
+    return absl::InternalError(absl::StrCat(
+        "ranks disagree in step ", mine.step, " of epoch ", mine.epoch, ": rank ",
+        collective.rank(), " has plan ", absl::Hex(mine.plan_hash), " tokens ",
+        absl::Hex(mine.token_hash), ", rank ", rank, " has step ", other.step, " epoch ",
+        other.epoch, " plan ", absl::Hex(other.plan_hash), " tokens ", absl::Hex(other.token_hash)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace bitshard

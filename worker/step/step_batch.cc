@@ -1,0 +1,115 @@
+#include "worker/step/step_batch.h"
+
+#include <algorithm>
+
+namespace bitshard {
+
+StepBatch::StepBatch(const SlotLimits& limits, bool keep_scored) : keep_scored_(keep_scored) {
+  tokens_.reserve(limits.max_step_tokens);
+  positions_.reserve(limits.max_step_tokens);
+  poisoned_.reserve(limits.max_step_tokens);
+  if (keep_scored) scored_.reserve(limits.max_step_tokens);
+  rows_.reserve(limits.max_slots);
+  const size_t outputs = std::min(limits.max_slots, limits.max_step_tokens);
+  sampled_.reserve(outputs);
+  sampled_plan_rows_.reserve(outputs);
+  sample_slots_.reserve(outputs);
+  sample_rows_.reserve(outputs);
+  samples_.resize(outputs);
+}
+
+void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
+  tokens_.clear();
+  positions_.clear();
+  rows_.clear();
+  scored_.clear();
+  sampled_.clear();
+  sampled_plan_rows_.clear();
+  sample_slots_.clear();
+  sample_rows_.clear();
+  for (int r = 0; r < plan.slot_size(); ++r) {
+    const Slot& slot = slots.slot(plan.slot(r));
+    const uint32_t begin = plan.start(r), end = begin + plan.n_tokens(r);
+    AttentionRow row;
+    row.blocks = slot.blocks.data();
+    row.start = begin;
+    row.tokens = end - begin;
+    row.first_row = static_cast<int64_t>(tokens_.size());
+    rows_.push_back(row);
+    tokens_.insert(tokens_.end(), slot.tokens.begin() + begin, slot.tokens.begin() + end);
+    for (uint32_t p = begin; p < end; ++p) positions_.push_back(static_cast<int32_t>(p));
+
+    const bool sample = (plan.flags(r) & internal::ROW_SAMPLE) != 0;
+    if (sample) {
+      sampled_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
+      sampled_plan_rows_.push_back(r);
+      sample_slots_.push_back(plan.slot(r));
+      sample_rows_.push_back({slot.sampling, end});
+    }
+    if (keep_scored_ && (plan.flags(r) & internal::ROW_SCORE) != 0) {
+      // The last token of a sampling row has its logits anyway.
+      for (uint32_t p = begin; p < end - (sample ? 1 : 0); ++p) {
+        scored_.push_back({plan.slot(r), p, row.first_row + (p - begin)});
+      }
+    }
+  }
+  poisoned_.assign(tokens_.size(), 0);
+}
+
+StepState StepBatch::State() {
+  StepState state;
+  state.tokens = tokens_;
+  state.positions = positions_;
+  state.rows = rows_;
+  state.sampled = sampled_;
+  state.sample_slots = sample_slots_;
+  state.sample_rows = sample_rows_;
+  state.samples = absl::MakeSpan(samples_.data(), sampled_.size());
+  state.scored = scored_;
+  state.poisoned = absl::MakeSpan(poisoned_);
+  return state;
+}
+
+void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
+                       internal::StepResult& result, std::vector<uint32_t>& drawn) const {
+  for (int r = 0; r < plan.slot_size(); ++r) {
+    const auto first = poisoned_.begin() + rows_[static_cast<size_t>(r)].first_row;
+    if (std::any_of(first, first + plan.n_tokens(r), [](uint8_t p) { return p != 0; })) {
+      slots.slot(plan.slot(r)).poisoned = true;
+    }
+  }
+  drawn.clear();
+  for (size_t i = 0; i < sampled_.size(); ++i) {
+    const int r = sampled_plan_rows_[i];
+    Slot& slot = slots.slot(sample_slots_[i]);
+    const SampleOutput& sample = samples_[i];
+    if (sample.non_finite) slot.poisoned = true;
+    internal::StepOutput& out = *result.add_outputs();
+    out.set_slot(plan.slot(r));
+    out.set_slot_gen(plan.slot_gen(r));
+    out.set_output_index(plan.output_index(r));
+    if (slot.poisoned) {
+      // No token. The history goes on with a filler, because plans that are on their way count on its length.
+      out.set_flags(internal::OUTPUT_NON_FINITE);
+      slot.tokens.push_back(0);
+    } else {
+      Write(sample, sample_rows_[i].params, out);
+      slot.tokens.push_back(static_cast<int32_t>(sample.token));
+    }
+    drawn.push_back(out.token());
+    drawn.push_back(out.flags());
+  }
+}
+
+void StepBatch::Write(const SampleOutput& sample, const SampleParams& params,
+                      internal::StepOutput& out) const {
+  out.set_token(sample.token);
+  if (params.want_logprob || params.top_logprobs > 0) out.set_logprob(sample.logprob);
+  for (int i = 0; i < sample.n_top; ++i) {
+    internal::TokenLogprob& top = *out.add_top();
+    top.set_token(sample.top[static_cast<size_t>(i)].token);
+    top.set_logprob(sample.top[static_cast<size_t>(i)].logprob);
+  }
+}
+
+}  // namespace bitshard
