@@ -10,13 +10,16 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/thread_pool.h"
+#include "proto/version.h"
 #include "worker/machine.h"
 
 ABSL_FLAG(std::string, coordinator, "",
@@ -115,6 +118,11 @@ void DescribeWorkerFlags() {
       "under the same path. The coordinator gives each its rank; a worker that loses it keeps its weights\n"
       "and dials again. SIGTERM announces the departure and exits. On one machine `bitshard serve` starts\n"
       "everything.");
+  absl::FlagsUsageConfig config;
+  const auto ours = [](absl::string_view file) { return absl::EndsWith(file, "worker/options.cc"); };
+  config.contains_help_flags = config.contains_helpshort_flags = ours;
+  config.version_string = [] { return absl::StrCat("bitshard-worker ", kBuildVersion, "\n"); };
+  absl::SetFlagsUsageConfig(config);
 }
 
 absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {

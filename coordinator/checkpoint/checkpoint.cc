@@ -57,7 +57,8 @@ absl::StatusOr<Checkpoint> OpenFile(const std::string& path) {
     std::array<char, 4> magic;
     RETURN_IF_ERROR(file.ReadAt(0, magic.size(), magic.data()));
     if (magic == std::array{'G', 'G', 'U', 'F'}) return OpenGguf(path);
-    const bool zip = magic == std::array{'P', 'K', '\3', '\4'}, pickle = magic[0] == '\x80' && magic[1] <= 5;
+    const bool zip = magic == std::array{'P', 'K', '\3', '\4'},
+               pickle = magic[0] == '\x80' && magic[1] <= 5;
     if (zip || pickle || extension == ".bin" || extension == ".pt" || extension == ".pth") {
       return absl::UnimplementedError(absl::StrCat(
           path,

@@ -1,7 +1,9 @@
 // Who may come in, and the book of who is in: the counts of EngineStats that must add up.
 //
-// Not thread-safe: the engine keeps it under its mutex, because requests come in on the callers' threads while the engine
-// thread reports what became of them. Admit takes microseconds: no scheduling state is needed for it.
+// Not thread-safe: the engine keeps it under its mutex, because requests come in on the callers'
+// threads while the engine thread reports what became of them. Admit takes microseconds: no
+// scheduling state is needed for it.
+//
 // Invariant: received = rejected + finished + live, and live = waiting + running.
 #pragma once
 
@@ -27,7 +29,8 @@ class Admission {
   // `metrics` outlives this object.
   Admission(const Engine::Options& options, EngineMetrics* metrics);
 
-  // The new request's id (ids grow in the order of admission), or the refusal as the status contract has it.
+  // The new request's id (ids grow in the order of admission), or the refusal as the status
+  // contract has it.
   absl::StatusOr<SequenceId> Admit(const GenerateRequest& request, absl::Time now);
   // The live request of that name.
   std::optional<SequenceId> Find(const std::string& caller, const std::string& request_id) const;
@@ -38,8 +41,8 @@ class Admission {
   void Close() { closed_ = true; }
   // Why the group is not ready; told to callers.
   void set_group_cause(absl::Status why) { group_cause_ = std::move(why); }
-  // What the engine thread knows: group, steps, blocks, running; the fields of admission are ignored.
-  // `running_prompt_tokens`: of the running requests.
+  // What the engine thread knows: group, steps, blocks, running; the fields of admission are
+  // ignored. `running_prompt_tokens`: of the running requests.
   void SetScheduling(const EngineStats& stats, uint64_t running_prompt_tokens);
 
   uint64_t live() const { return live_.size(); }

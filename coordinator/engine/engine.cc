@@ -1,5 +1,6 @@
-// The engine's thread and its inbox around EngineCore. Everything that other threads may touch is under one mutex: the
-// inbox, the admission book, and the copy of the stats that the engine thread publishes after each turn.
+// The engine's thread and its inbox around EngineCore. Everything that other threads may touch is
+// under one mutex: the inbox, the admission book, and the copy of the stats that the engine thread
+// publishes after each turn.
 #include "coordinator/engine/engine.h"
 
 #include <algorithm>
@@ -24,7 +25,8 @@ namespace {
 
 class ThreadedEngine final : public Engine, public StepListener, private EngineCore::Observer {
  public:
-  ThreadedEngine(const Options& options, const Tokenizer* tokenizer, StepExecutor* executor, EngineMetrics* metrics)
+  ThreadedEngine(const Options& options, const Tokenizer* tokenizer, StepExecutor* executor,
+                 EngineMetrics* metrics)
       : executor_(executor),
         metrics_(metrics),
         admission_(options, metrics),
@@ -41,7 +43,9 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
 
   // StepListener, on the executor's threads.
   void OnGroupReady(const GroupInfo& info) override { Post(info); }
-  void OnStepDone(std::unique_ptr<internal::StepResult> result) override { Post(std::move(result)); }
+  void OnStepDone(std::unique_ptr<internal::StepResult> result) override {
+    Post(std::move(result));
+  }
   void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) override {
     Post(GroupLoss{term, epoch, why});
   }
@@ -58,8 +62,8 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
     absl::Status status;
   };
   struct Quit {};
-  using Message = std::variant<EngineCore::Accepted, Cancellation, GroupInfo, std::unique_ptr<internal::StepResult>,
-                               GroupLoss, EndAll, Quit>;
+  using Message = std::variant<EngineCore::Accepted, Cancellation, GroupInfo,
+                               std::unique_ptr<internal::StepResult>, GroupLoss, EndAll, Quit>;
 
   void Post(Message message) {
     absl::MutexLock lock(&mu_);
@@ -89,7 +93,7 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
   std::vector<Message> inbox_ ABSL_GUARDED_BY(mu_);
   Admission admission_ ABSL_GUARDED_BY(mu_);
   EngineStats scheduling_ ABSL_GUARDED_BY(mu_);  // as of the last Publish
-  bool idle_ ABSL_GUARDED_BY(mu_) = true;        // the engine thread waits and has nothing to wait for
+  bool idle_ ABSL_GUARDED_BY(mu_) = true;  // the engine thread waits and has nothing to wait for
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 
@@ -199,11 +203,11 @@ void ThreadedEngine::Publish() {
 
 }  // namespace
 
-std::unique_ptr<Engine> Engine::Create(const Options& options, const Tokenizer* tokenizer, StepExecutor* executor,
-                                       EngineMetrics* metrics) {
+std::unique_ptr<Engine> Engine::Create(const Options& options, const Tokenizer* tokenizer,
+                                       StepExecutor* executor, EngineMetrics* metrics) {
   CHECK(options.token_budget > 0 && options.max_running > 0 && options.async_depth > 0)
-      << "token_budget " << options.token_budget << ", max_running " << options.max_running << ", async_depth "
-      << options.async_depth;
+      << "token_budget " << options.token_budget << ", max_running " << options.max_running
+      << ", async_depth " << options.async_depth;
   return std::make_unique<ThreadedEngine>(options, tokenizer, executor, metrics);
 }
 

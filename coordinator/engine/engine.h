@@ -1,9 +1,9 @@
 // The loop that ties it together: queue -> schedule -> executor -> commit -> text -> frontend.
 //
-// One engine thread owns all scheduling state. Other threads talk to it through Submit and Cancel, which only append to an
-// inbox. Sinks are called on the engine thread and must not block: they copy into their stream's own queue.
-// Every accepted request ends with exactly one OnEnd; when it is called the request's blocks are back, its id is free
-// again and Stats() counts it as finished.
+// One engine thread owns all scheduling state. Other threads talk to it through Submit and Cancel,
+// which only append to an inbox. Sinks are called on the engine thread and must not block: they
+// copy into their stream's own queue. Every accepted request ends with exactly one OnEnd; when it
+// is called the request's blocks are back, its id is free again and Stats() counts it as finished.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +33,15 @@ struct TokenLogprobs {
 };
 
 struct GenerateRequest {
-  std::string request_id;               // unique among live requests of `caller`
-  std::string caller;                   // identity that scopes request_id and Abort; "" on an open port
-  std::vector<int32_t> prompt_tokens;   // validated: in vocabulary, not empty
-  uint32_t max_tokens = 0;              // >= 1; prompt + max_tokens <= context (validated at admission)
+  std::string request_id;  // unique among live requests of `caller`
+  std::string caller;      // identity that scopes request_id and Abort; "" on an open port
+  std::vector<int32_t> prompt_tokens;  // validated: in vocabulary, not empty
+  uint32_t max_tokens = 0;  // >= 1; prompt + max_tokens <= context (validated at admission)
   float temperature = 0;
   uint32_t top_k = 0;
   float top_p = 1;
   float min_p = 0;
-  uint64_t seed = 0;                    // effective
+  uint64_t seed = 0;  // effective
   bool logprobs = false;
   uint32_t top_logprobs = 0;
   std::vector<std::string> stop;
@@ -49,7 +49,7 @@ struct GenerateRequest {
   bool include_stop = false;
   bool ignore_eos = false;
   bool skip_special_tokens = true;
-  int32_t priority = 0;                 // lower first
+  int32_t priority = 0;  // lower first
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time received = absl::InfinitePast();
 };
@@ -69,9 +69,9 @@ struct RequestTimings {
 struct RequestEnd {
   absl::Status status;  // OK: finish_reason is set
   std::optional<FinishReason> finish_reason;
-  std::string matched_stop;             // stop string, when one matched
-  std::optional<int32_t> matched_token; // end or stop token, when one matched
-  std::string tail_text;                // text held back until the end; empty unless status is OK
+  std::string matched_stop;              // stop string, when one matched
+  std::optional<int32_t> matched_token;  // end or stop token, when one matched
+  std::string tail_text;                 // text held back until the end; empty unless status is OK
   uint32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   RequestTimings timings;
 };
@@ -79,7 +79,8 @@ struct RequestEnd {
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
-  // The request has left the queue and cannot be shed any more; called at most once, before any delta.
+  // The request has left the queue and cannot be shed any more; called at most once, before any
+  // delta.
   virtual void OnAdmitted() {}
   virtual void OnDelta(TokenDelta delta) = 0;
   virtual void OnEnd(RequestEnd end) = 0;  // last call
@@ -88,29 +89,33 @@ class RequestSink {
 class Engine {
  public:
   struct Options {
-    uint32_t token_budget = 256;          // per step
-    uint32_t prefill_chunk = 0;           // prompt tokens of one sequence a step at most; 0 = only the budget limits
+    uint32_t token_budget = 256;  // per step
+    uint32_t prefill_chunk = 0;   // tokens of one sequence a step at most; 0 = the budget
     uint32_t max_running = 64;
-    uint32_t max_waiting = 1024;          // requests
+    uint32_t max_waiting = 1024;  // requests
     uint64_t max_waiting_tokens = 1 << 20;
-    uint32_t context_tokens = 0;          // of the model; 0 = only the KV pool bounds a request
-    bool fail_on_group_loss = true;       // until recovery in place exists
-    uint32_t async_depth = 1;             // plans that may be unacked: 1, or 2 (workers feed the token back themselves)
-    // With nothing to do, an empty plan each interval shows that steps make progress on every rank; infinite = none.
+    uint32_t context_tokens = 0;     // of the model; 0 = only the KV pool bounds a request
+    uint32_t vocab_size = 0;         // of the model; 0 = token ids of prompts are not checked
+    bool fail_on_group_loss = true;  // until recovery in place exists
+    uint32_t async_depth = 1;        // plans that may be unacked, 1 or 2
+    // With nothing to do, an empty plan each interval shows that steps make progress on every rank;
+    // infinite = none.
     absl::Duration idle_plan_interval = absl::Seconds(1);
   };
 
   // tokenizer, executor and metrics outlive the engine.
-  static std::unique_ptr<Engine> Create(const Options& options, const Tokenizer* tokenizer, StepExecutor* executor,
-                                        EngineMetrics* metrics);
+  static std::unique_ptr<Engine> Create(const Options& options, const Tokenizer* tokenizer,
+                                        StepExecutor* executor, EngineMetrics* metrics);
   virtual ~Engine() = default;  // Stop()s
 
   virtual void Start() = 0;
-  // Admission happens here, in microseconds, on the caller's thread: INVALID_ARGUMENT (prompt + max_tokens > context),
-  // ALREADY_EXISTS (live id), RESOURCE_EXHAUSTED (queue full), FAILED_PRECONDITION (can never fit the KV pool), UNAVAILABLE (group lost or
-  // draining), DEADLINE_EXCEEDED (already expired). On error the sink is never called.
+  // Admission happens here, in microseconds, on the caller's thread: INVALID_ARGUMENT (prompt +
+  // max_tokens > context), ALREADY_EXISTS (live id), RESOURCE_EXHAUSTED (queue full),
+  // FAILED_PRECONDITION (can never fit the KV pool), UNAVAILABLE (group lost or draining),
+  // DEADLINE_EXCEEDED (already expired). On error the sink is never called.
   virtual absl::Status Submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) = 0;
-  // The request ends CANCELLED (or DEADLINE_EXCEEDED when its deadline has passed) unless it has ended already.
+  // The request ends CANCELLED (or DEADLINE_EXCEEDED when its deadline has passed) unless it has
+  // ended already.
   virtual void Cancel(const std::string& caller, const std::string& request_id) = 0;
   virtual EngineStats Stats() const = 0;
   // No new admissions; returns when all have ended or `timeout` passed (the rest end UNAVAILABLE).

@@ -18,7 +18,9 @@ namespace {
 using GroupState = EngineStats::GroupState;
 
 // A wall clock may be set back between two readings.
-absl::Duration Between(absl::Time from, absl::Time to) { return std::max(to - from, absl::ZeroDuration()); }
+absl::Duration Between(absl::Time from, absl::Time to) {
+  return std::max(to - from, absl::ZeroDuration());
+}
 
 SequenceSpec SpecOf(SequenceId id, const GenerateRequest& request) {
   SequenceSpec spec;
@@ -48,9 +50,13 @@ StepKind KindOf(const StepSchedule& schedule) {
 
 }  // namespace
 
-EngineCore::EngineCore(const Engine::Options& options, const Tokenizer* tokenizer, StepExecutor* executor,
-                       EngineMetrics* metrics, Observer* observer)
-    : options_(options), tokenizer_(tokenizer), executor_(executor), metrics_(metrics), observer_(observer) {}
+EngineCore::EngineCore(const Engine::Options& options, const Tokenizer* tokenizer,
+                       StepExecutor* executor, EngineMetrics* metrics, Observer* observer)
+    : options_(options),
+      tokenizer_(tokenizer),
+      executor_(executor),
+      metrics_(metrics),
+      observer_(observer) {}
 
 void EngineCore::Accept(Accepted accepted, absl::Time now) {
   const SequenceId id = accepted.id;
@@ -85,10 +91,12 @@ void EngineCore::GroupReady(const GroupInfo& info, absl::Time now) {
   limits.max_slots = std::min(options_.max_running, info.max_slots);
   limits.token_budget = std::min(options_.token_budget, info.max_step_tokens);
   if (options_.prefill_chunk > 0) limits.max_chunk = options_.prefill_chunk;
-  if (limits.total_blocks == 0 || limits.block_tokens == 0 || limits.max_slots == 0 || limits.token_budget == 0) {
+  if (limits.total_blocks == 0 || limits.block_tokens == 0 || limits.max_slots == 0 ||
+      limits.token_budget == 0) {
     group_cause_ = absl::UnavailableError(
-        absl::StrCat("the group offers nothing to run on: ", info.cache_blocks, " KV blocks of ", info.block_tokens,
-                     " tokens, ", info.max_slots, " slots, ", info.max_step_tokens, " tokens a step"));
+        absl::StrCat("the group offers nothing to run on: ", info.cache_blocks, " KV blocks of ",
+                     info.block_tokens, " tokens, ", info.max_slots, " slots, ",
+                     info.max_step_tokens, " tokens a step"));
     LogError("engine: group refused cause=\"{}\"", group_cause_.ToString());
     return;
   }
@@ -98,8 +106,10 @@ void EngineCore::GroupReady(const GroupInfo& info, absl::Time now) {
   last_step_ = 0;
   last_progress_ = now;
   scheduler_.StartEpoch(limits);
-  LogInfo("engine: group ready term={} epoch={} world={} kv_blocks={} slots={} token_budget={} live={}", info.term,
-          info.epoch, info.world, limits.total_blocks, limits.max_slots, limits.token_budget, live_.size());
+  LogInfo(
+      "engine: group ready term={} epoch={} world={} kv_blocks={} slots={} token_budget={} live={}",
+      info.term, info.epoch, info.world, limits.total_blocks, limits.max_slots, limits.token_budget,
+      live_.size());
 }
 
 void EngineCore::GroupLost(uint64_t term, uint64_t epoch, const absl::Status& why, absl::Time now) {
@@ -108,16 +118,19 @@ void EngineCore::GroupLost(uint64_t term, uint64_t epoch, const absl::Status& wh
     return;
   }
   if (term != group_.term || epoch != group_.epoch) return;  // an epoch that is over already
-  LogError("engine: group lost term={} epoch={} live={} cause=\"{}\"", term, epoch, live_.size(), why.ToString());
+  LogError("engine: group lost term={} epoch={} live={} cause=\"{}\"", term, epoch, live_.size(),
+           why.ToString());
   group_state_ = GroupState::kLost;
   group_cause_ = why.ok() ? absl::UnavailableError("no cause was given") : why;
   plans_out_.clear();
   scheduler_.EndEpoch();
-  if (options_.fail_on_group_loss) EndAll(WorkerLostError(group_cause_), EndReason::kWorkerLost, now);
+  if (options_.fail_on_group_loss)
+    EndAll(WorkerLostError(group_cause_), EndReason::kWorkerLost, now);
 }
 
 void EngineCore::StepDone(const internal::StepResult& result, absl::Time now) {
-  if (!scheduler_.has_epoch() || result.term() != group_.term || result.epoch() != group_.epoch) return;
+  if (!scheduler_.has_epoch() || result.term() != group_.term || result.epoch() != group_.epoch)
+    return;
   if (plans_out_.empty() || result.step() != plans_out_.front().step) {
     LogError("engine: result out of order step={} expected={}", result.step(),
              plans_out_.empty() ? 0 : plans_out_.front().step);
@@ -141,14 +154,15 @@ void EngineCore::StepDone(const internal::StepResult& result, absl::Time now) {
         break;
       case Commit::Kind::kNonFinite:
         LogError("engine: non-finite logits request_id=\"{}\" output_index={} step={}",
-                 absl::CHexEscape(live_.at(commit.id)->request.request_id), commit.output_index, result.step());
+                 absl::CHexEscape(live_.at(commit.id)->request.request_id), commit.output_index,
+                 result.step());
         scheduler_.Quarantine(commit.id);
         End(commit.id, NonFiniteError(commit.output_index), EndReason::kError, now);
         break;
       case Commit::Kind::kMissing:
         End(commit.id,
-            absl::InternalError(absl::StrCat("the workers returned no valid token for output ", commit.output_index,
-                                             " in step ", result.step())),
+            absl::InternalError(absl::StrCat("the workers returned no valid token for output ",
+                                             commit.output_index, " in step ", result.step())),
             EndReason::kError, now);
         break;
     }
@@ -170,7 +184,8 @@ void EngineCore::CommitToken(const Commit& commit, absl::Time now) {
   }
   live.last_token = now;
 
-  TextStream::Piece piece = live.text.Push(token, live.completion_tokens == live.request.max_tokens);
+  TextStream::Piece piece =
+      live.text.Push(token, live.completion_tokens == live.request.max_tokens);
   TokenDelta delta;
   delta.tokens = {token};
   delta.first_index = commit.output_index;
@@ -185,7 +200,8 @@ void EngineCore::CommitToken(const Commit& commit, absl::Time now) {
   }
   live.sink->OnDelta(std::move(delta));
   if (!piece.end.has_value()) return;
-  const EndReason reason = piece.end->reason == FinishReason::kStop ? EndReason::kStop : EndReason::kLength;
+  const EndReason reason =
+      piece.end->reason == FinishReason::kStop ? EndReason::kStop : EndReason::kLength;
   End(commit.id, absl::OkStatus(), reason, *std::move(piece.end), now);
 }
 
@@ -203,10 +219,12 @@ void EngineCore::EndExpired(SequenceId id, absl::Time now) {
                                 ? absl::StrCat("after ", live.completion_tokens, " of at most ",
                                                live.request.max_tokens, " tokens")
                                 : "while the request was waiting in the queue";
-  End(id, absl::DeadlineExceededError(absl::StrCat("the deadline passed ", where)), EndReason::kDeadline, now);
+  End(id, absl::DeadlineExceededError(absl::StrCat("the deadline passed ", where)),
+      EndReason::kDeadline, now);
 }
 
-void EngineCore::End(SequenceId id, absl::Status status, EndReason reason, TextStream::End finish, absl::Time now) {
+void EngineCore::End(SequenceId id, absl::Status status, EndReason reason, TextStream::End finish,
+                     absl::Time now) {
   auto entry = live_.find(id);
   CHECK(entry != live_.end()) << "request " << id << " has no end to give any more";
   const std::unique_ptr<Live> live = std::move(entry->second);
@@ -247,7 +265,8 @@ void EngineCore::End(SequenceId id, absl::Status status, EndReason reason, TextS
 }
 
 void EngineCore::Advance(absl::Time now) {
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now) EndExpired(deadlines_.begin()->second, now);
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now)
+    EndExpired(deadlines_.begin()->second, now);
   while (scheduler_.has_epoch() && plans_out_.size() < options_.async_depth && PlanStep(now)) {
   }
 }
@@ -258,8 +277,10 @@ bool EngineCore::PlanStep(absl::Time now) {
   const StepSchedule schedule = scheduler_.Schedule(/*allow_empty=*/idle_plan_due);
   std::unique_ptr<internal::StepPlan> plan;
   if (!schedule.rows.empty() || idle_plan_due) {
-    if (plans_out_.empty()) last_progress_ = now;  // until now there was nothing that could stand still
-    plan = WriteStepPlan(schedule, {.term = group_.term, .epoch = group_.epoch, .step = ++last_step_});
+    if (plans_out_.empty())
+      last_progress_ = now;  // until now there was nothing that could stand still
+    plan =
+        WriteStepPlan(schedule, {.term = group_.term, .epoch = group_.epoch, .step = ++last_step_});
     plans_out_.push_back({.step = last_step_,
                           .kind = KindOf(schedule),
                           .tokens = schedule.tokens,
@@ -276,7 +297,8 @@ bool EngineCore::PlanStep(absl::Time now) {
   }
   for (SequenceId id : schedule.unfit) End(id, KvPoolShrankError(), EndReason::kError, now);
   if (plan == nullptr) {
-    DCHECK(scheduler_.steps_in_flight() > 0 || live_.empty()) << live_.size() << " requests stand still";
+    DCHECK(scheduler_.steps_in_flight() > 0 || live_.empty())
+        << live_.size() << " requests stand still";
     return false;
   }
   executor_->Submit(std::move(plan));
@@ -285,7 +307,8 @@ bool EngineCore::PlanStep(absl::Time now) {
 
 absl::Time EngineCore::NextWakeup() const {
   absl::Time wakeup = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
-  if (scheduler_.has_epoch() && idle()) wakeup = std::min(wakeup, last_progress_ + options_.idle_plan_interval);
+  if (scheduler_.has_epoch() && idle())
+    wakeup = std::min(wakeup, last_progress_ + options_.idle_plan_interval);
   return wakeup;
 }
 
@@ -308,7 +331,8 @@ void EngineCore::FillStats(EngineStats* stats) const {
   // While a group is being rebuilt the last one's size is the best guess.
   if (scheduler_.has_epoch()) stats->max_request_tokens = scheduler_.max_sequence_tokens();
   const std::optional<SequenceId> oldest = scheduler_.OldestWaiting();
-  stats->oldest_waiting = oldest.has_value() ? live_.at(*oldest)->request.received : absl::InfiniteFuture();
+  stats->oldest_waiting =
+      oldest.has_value() ? live_.at(*oldest)->request.received : absl::InfiniteFuture();
 }
 
 }  // namespace bitshard

@@ -1,9 +1,12 @@
-// The engine's state and rules without its thread and without a clock: each call gets the time. The thread in engine.cc
-// drives it; the simulator in tests/coordinator/engine drives it on a virtual clock.
+// The engine's state and rules without its thread and without a clock: each call gets the time. The
+// thread in engine.cc drives it; the simulator in tests/coordinator/engine drives it on a virtual
+// clock.
 //
-// Owned by the engine thread. Calls go out to the executor (plans), the sinks (deltas, ends), the metrics, and the
-// observer; none of them may call back into this object.
-// Invariant: every accepted request is live until its one OnEnd; when OnEnd is called its blocks and slot are back.
+// Owned by the engine thread. Calls go out to the executor (plans), the sinks (deltas, ends), the
+// metrics, and the observer; none of them may call back into this object.
+//
+// Invariant: every accepted request is live until its one OnEnd; when OnEnd is called its blocks
+// and slot are back.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +41,8 @@ class EngineCore {
   struct Accepted {
     SequenceId id = 0;
     GenerateRequest request;  // `received` is set
-    std::shared_ptr<RequestSink> sink;  // shared with the frontend's stream, which may outlive the request
+    // Shared with the frontend's stream, which may outlive the request.
+    std::shared_ptr<RequestSink> sink;
   };
 
   // All pointers outlive this object.
@@ -53,8 +57,8 @@ class EngineCore {
   void StepDone(const internal::StepResult& result, absl::Time now);
   void EndAll(const absl::Status& status, EndReason reason, absl::Time now);
 
-  // Ends what has passed its deadline, then plans steps while fewer than async_depth are out. Call it after the others,
-  // and at NextWakeup().
+  // Ends what has passed its deadline, then plans steps while fewer than async_depth are out. Call
+  // it after the others, and at NextWakeup().
   void Advance(absl::Time now);
   // When Advance has something to do though nothing was called: a deadline, or the next idle plan.
   absl::Time NextWakeup() const;
@@ -71,7 +75,9 @@ class EngineCore {
  private:
   struct Live {
     Live(Accepted accepted, const Tokenizer* tokenizer)
-        : request(std::move(accepted.request)), sink(std::move(accepted.sink)), text(tokenizer, request) {}
+        : request(std::move(accepted.request)),
+          sink(std::move(accepted.sink)),
+          text(tokenizer, request) {}
     GenerateRequest request;
     std::shared_ptr<RequestSink> sink;
     TextStream text;
@@ -89,7 +95,8 @@ class EngineCore {
   bool PlanStep(absl::Time now);
   void CommitToken(const Commit& commit, absl::Time now);
   // The only way out for a request. `finish` with an OK status.
-  void End(SequenceId id, absl::Status status, EndReason reason, TextStream::End finish, absl::Time now);
+  void End(SequenceId id, absl::Status status, EndReason reason, TextStream::End finish,
+           absl::Time now);
   void End(SequenceId id, absl::Status status, EndReason reason, absl::Time now) {
     End(id, std::move(status), reason, {}, now);
   }

@@ -8,7 +8,8 @@
 namespace bitshard {
 namespace {
 
-// When to try again. A place in the queue comes free with the next request that ends; a group needs its workers.
+// When to try again. A place in the queue comes free with the next request that ends; a group needs
+// its workers.
 constexpr absl::Duration kRetryQueue = absl::Seconds(1);
 constexpr absl::Duration kRetryGroup = absl::Seconds(2);
 constexpr absl::Duration kRetryElsewhere = absl::Seconds(1);
@@ -23,19 +24,21 @@ absl::Status QueueFullError(absl::string_view limit, uint64_t used, uint64_t max
   return WithRetryInfo(WithErrorInfo(std::move(status), kReasonQueueFull), kRetryQueue);
 }
 
-absl::Status KvPoolTooSmallError(uint64_t prompt_tokens, uint64_t max_tokens, uint64_t pool_tokens) {
+absl::Status KvPoolTooSmallError(uint64_t prompt_tokens, uint64_t max_tokens,
+                                 uint64_t pool_tokens) {
   return WithErrorInfo(
       absl::FailedPreconditionError(absl::StrCat(
-          "the request can never fit the KV pool: prompt ", prompt_tokens, " + max_tokens ", max_tokens,
-          ", but the pool holds ", pool_tokens,
+          "the request can never fit the KV pool: prompt ", prompt_tokens, " + max_tokens ",
+          max_tokens, ", but the pool holds ", pool_tokens,
           " tokens; lower max_tokens or the prompt, or give the workers more KV memory")),
       kReasonKvPoolTooSmall);
 }
 
 absl::Status KvPoolShrankError() {
   return WithRetryInfo(
-      WithErrorInfo(absl::UnavailableError("blocks of the KV pool were quarantined after non-finite results, and what "
-                                           "is left cannot hold this request; retry later or on another group"),
+      WithErrorInfo(absl::UnavailableError(
+                        "blocks of the KV pool were quarantined after non-finite results, and what "
+                        "is left cannot hold this request; retry later or on another group"),
                     kReasonKvPoolTooSmall),
       kRetryElsewhere);
 }
@@ -43,34 +46,37 @@ absl::Status KvPoolShrankError() {
 absl::Status GroupNotReadyError(const absl::Status& why) {
   const std::string text = why.ok() ? "the worker group is not ready yet"
                                     : absl::StrCat("the worker group is down: ", why.message());
-  return WithRetryInfo(WithErrorInfo(absl::UnavailableError(text), kReasonGroupNotReady), kRetryGroup);
+  return WithRetryInfo(WithErrorInfo(absl::UnavailableError(text), kReasonGroupNotReady),
+                       kRetryGroup);
 }
 
 absl::Status WorkerLostError(const absl::Status& why) {
-  return WithRetryInfo(
-      WithErrorInfo(absl::UnavailableError(absl::StrCat("the worker group was lost: ", why.message())),
-                    kReasonWorkerLost),
-      kRetryGroup);
+  return WithRetryInfo(WithErrorInfo(absl::UnavailableError(absl::StrCat(
+                                         "the worker group was lost: ", why.message())),
+                                     kReasonWorkerLost),
+                       kRetryGroup);
 }
 
 absl::Status DrainingError() {
-  return WithRetryInfo(
-      WithErrorInfo(absl::UnavailableError("the service is shutting down; retry on another replica"), kReasonDraining),
-      kRetryElsewhere);
+  return WithRetryInfo(WithErrorInfo(absl::UnavailableError(
+                                         "the service is shutting down; retry on another replica"),
+                                     kReasonDraining),
+                       kRetryElsewhere);
 }
 
 absl::Status DuplicateRequestError(absl::string_view request_id) {
-  return WithErrorInfo(
-      absl::AlreadyExistsError(absl::StrCat("a request with id \"", absl::CHexEscape(request_id),
-                                            "\" is still running; use a new id, or abort that one first")),
-      kReasonDuplicateRequest);
+  return WithErrorInfo(absl::AlreadyExistsError(absl::StrCat(
+                           "a request with id \"", absl::CHexEscape(request_id),
+                           "\" is still running; use a new id, or abort that one first")),
+                       kReasonDuplicateRequest);
 }
 
 absl::Status NonFiniteError(uint32_t output_index) {
-  return WithErrorInfo(absl::InternalError(absl::StrCat(
-                           "the model's logits for output token ", output_index,
-                           " are not finite; the request was ended and its KV blocks were set aside")),
-                       kReasonNonFinite);
+  return WithErrorInfo(
+      absl::InternalError(
+          absl::StrCat("the model's logits for output token ", output_index,
+                       " are not finite; the request was ended and its KV blocks were set aside")),
+      kReasonNonFinite);
 }
 
 }  // namespace bitshard

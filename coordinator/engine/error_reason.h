@@ -1,5 +1,6 @@
-// The engine's refusals and failures as statuses with typed details (google.rpc ErrorInfo, RetryInfo, QuotaFailure):
-// the rows of the status contract that are the engine's. The frontend sends them on as they are.
+// The engine's refusals and failures as statuses with typed details (google.rpc ErrorInfo,
+// RetryInfo, QuotaFailure): the rows of the status contract that are the engine's. The frontend
+// sends them on as they are.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,10 @@ namespace bitshard {
 
 // ErrorInfo.reason; part of the public contract.
 inline constexpr absl::string_view kReasonKvPoolTooSmall = "KV_POOL_TOO_SMALL";
-inline constexpr absl::string_view kReasonWorkerLost = "WORKER_LOST";      // the group failed under a request
-inline constexpr absl::string_view kReasonGroupNotReady = "GROUP_NOT_READY";  // no group yet, or not again
+// The group failed under a request.
+inline constexpr absl::string_view kReasonWorkerLost = "WORKER_LOST";
+// No group yet, or not again.
+inline constexpr absl::string_view kReasonGroupNotReady = "GROUP_NOT_READY";
 inline constexpr absl::string_view kReasonDraining = "DRAINING";
 inline constexpr absl::string_view kReasonQueueFull = "QUEUE_FULL";
 inline constexpr absl::string_view kReasonNonFinite = "NON_FINITE_LOGITS";
@@ -26,10 +29,12 @@ absl::Status QueueFullError(absl::string_view limit, uint64_t used, uint64_t max
 // FAILED_PRECONDITION: prompt + max_tokens can never fit.
 absl::Status KvPoolTooSmallError(uint64_t prompt_tokens, uint64_t max_tokens, uint64_t pool_tokens);
 
-// UNAVAILABLE: blocks were quarantined since the request was admitted and what is left can never hold it.
+// UNAVAILABLE: blocks were quarantined since the request was admitted and what is left can never
+// hold it.
 absl::Status KvPoolShrankError();
 
-// UNAVAILABLE. `why` is what the executor told about the loss; may be OK when nothing is known (forming).
+// UNAVAILABLE. `why` is what the executor told about the loss; may be OK when nothing is known
+// (forming).
 absl::Status GroupNotReadyError(const absl::Status& why);
 absl::Status WorkerLostError(const absl::Status& why);
 

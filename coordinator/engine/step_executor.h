@@ -1,5 +1,5 @@
-// The workers as the engine sees them: something that runs step plans in order. The fleet implements it over gRPC; tests
-// implement it with ranks as threads.
+// The workers as the engine sees them: something that runs step plans in order. The fleet
+// implements it over gRPC; tests implement it with ranks as threads.
 #pragma once
 
 #include <cstdint>

@@ -23,13 +23,19 @@ TextStream::Piece TextStream::Push(int32_t token, bool last) {
     if (piece.end.has_value()) {
       piece.end->matched_token = token;
     } else {
-      piece.end = Flush({.reason = FinishReason::kStop, .matched_stop = "", .matched_token = token, .tail_text = ""});
+      piece.end = Flush({.reason = FinishReason::kStop,
+                         .matched_stop = "",
+                         .matched_token = token,
+                         .tail_text = ""});
     }
     return piece;
   }
   piece.end = Match(detokenizer_.Push(token), piece.text);
   if (!piece.end.has_value() && last) {
-    piece.end = Flush({.reason = FinishReason::kLength, .matched_stop = "", .matched_token = {}, .tail_text = ""});
+    piece.end = Flush({.reason = FinishReason::kLength,
+                       .matched_stop = "",
+                       .matched_token = {},
+                       .tail_text = ""});
   }
   return piece;
 }

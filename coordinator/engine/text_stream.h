@@ -1,11 +1,11 @@
-// One request's way from tokens to text, and to its end: detokenizer, stop strings, end tokens, max_tokens.
+// One request's way from tokens to text, and to its end: detokenizer, stop strings, end tokens,
+// max_tokens.
 //
 // Owned by the engine thread, one object a request. The rules of an end, first that applies:
-//   an end token (the model's, unless ignore_eos; or one of the request's stop tokens)   kStop, matched_token
-//   a stop string                                                                        kStop, matched_stop
-//   the last token that max_tokens allows                                                kLength
-// The text of an end token or a stop string is shown only with include_stop. Text that might begin a stop string is held
-// back; at an end without one it goes out as tail_text.
+//   an end token (the model's, unless ignore_eos; or one of the request's stop tokens)   kStop,
+//   matched_token a stop string kStop, matched_stop the last token that max_tokens allows kLength
+// The text of an end token or a stop string is shown only with include_stop. Text that might begin
+// a stop string is held back; at an end without one it goes out as tail_text.
 #pragma once
 
 #include <cstdint>

@@ -65,25 +65,25 @@ uint32_t GraphBuilder::AddWeight(const std::string& name, uint64_t rows, uint64_
         absl::StrCat("tensor '", name, "' is missing in the checkpoint")));
     return 0;
   }
+  const std::string where =
+      absl::StrCat(index_.files()[tensor->file].path, ": tensor '", tensor->source_name, "'");
   const std::string wanted =
       vector ? absl::StrCat("[", cols, "]") : absl::StrCat("[", rows, ", ", cols, "]");
   if (vector ? !IsVector(*tensor, cols) : !IsMatrix(*tensor, rows, cols)) {
-    Fail(absl::InvalidArgumentError(absl::StrCat("tensor '", tensor->source_name, "' has shape ",
-                                                 ShapeText(*tensor), " but the config wants ",
-                                                 wanted)));
+    Fail(absl::InvalidArgumentError(
+        absl::StrCat(where, " has shape ", ShapeText(*tensor), " but the config wants ", wanted)));
     return 0;
   }
   const auto format = GetFormat(tensor->format);
   if (!format.ok()) {
-    Fail(absl::UnimplementedError(
-        absl::StrCat("tensor '", tensor->source_name, "': ", format.status().message())));
+    Fail(absl::UnimplementedError(absl::StrCat(where, ": ", format.status().message())));
     return 0;
   }
   const auto row_bytes = (*format)->RowBytes(cols);
   if (!row_bytes || CheckedMul(*row_bytes, rows) != tensor->bytes) {
-    Fail(absl::InvalidArgumentError(absl::StrCat("tensor '", tensor->source_name, "' has ",
-                                                 tensor->bytes, " bytes, which is not ", wanted,
-                                                 " in format ", tensor->format)));
+    Fail(absl::InvalidArgumentError(absl::StrCat(where, " has ", tensor->bytes,
+                                                 " bytes, which is not ", wanted, " in format ",
+                                                 tensor->format)));
     return 0;
   }
   const auto [known, is_new] = weight_ids_.try_emplace(name, graph_.weights_size());

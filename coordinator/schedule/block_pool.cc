@@ -8,7 +8,8 @@ namespace bitshard {
 
 BlockPool::BlockPool(uint32_t total_blocks) : blocks_(total_blocks) {
   free_.reserve(total_blocks);
-  for (uint32_t i = total_blocks; i > 0; --i) free_.push_back(i - 1);  // block 0 is given away first
+  for (uint32_t i = total_blocks; i > 0; --i)
+    free_.push_back(i - 1);  // block 0 is given away first
 }
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::Allocate(uint32_t count) {
@@ -70,7 +71,8 @@ absl::Status BlockPool::CheckInvariants(
   std::vector<uint32_t> owners(blocks_.size(), 0);
   for (const std::vector<BlockId>* table : tables) {
     for (BlockId id : *table) {
-      if (id >= blocks_.size()) return absl::InternalError(absl::StrCat("a table names block ", id, " of ", total()));
+      if (id >= blocks_.size())
+        return absl::InternalError(absl::StrCat("a table names block ", id, " of ", total()));
       ++owners[id];
     }
   }
@@ -83,11 +85,12 @@ absl::Status BlockPool::CheckInvariants(
   for (BlockId id = 0; id < blocks_.size(); ++id) {
     const Block& block = blocks_[id];
     if (block.refcount != owners[id]) {
-      return absl::InternalError(
-          absl::StrCat("block ", id, ": refcount ", block.refcount, " but ", owners[id], " owners"));
+      return absl::InternalError(absl::StrCat("block ", id, ": refcount ", block.refcount, " but ",
+                                              owners[id], " owners"));
     }
     if ((block.state == State::kUsed) != (block.refcount > 0)) {
-      return absl::InternalError(absl::StrCat("block ", id, ": refcount ", block.refcount, " does not fit its state"));
+      return absl::InternalError(
+          absl::StrCat("block ", id, ": refcount ", block.refcount, " does not fit its state"));
     }
     if ((block.state == State::kFree) != in_free_list[id]) {
       return absl::InternalError(absl::StrCat("block ", id, ": state and free list disagree"));
@@ -99,8 +102,8 @@ absl::Status BlockPool::CheckInvariants(
   }
   if (free_count != free() || used_count != used() || quarantined_count != quarantined_ ||
       condemned_count != condemned_used_) {
-    return absl::InternalError(absl::StrCat("counts are wrong: free ", free(), " used ", used(), " quarantined ",
-                                            quarantined_, " of ", total()));
+    return absl::InternalError(absl::StrCat("counts are wrong: free ", free(), " used ", used(),
+                                            " quarantined ", quarantined_, " of ", total()));
   }
   return absl::OkStatus();
 }

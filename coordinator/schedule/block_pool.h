@@ -1,10 +1,11 @@
 // Paged KV accounting: which cache block belongs to whom.
 //
-// Owned by the engine thread, hence no locks. Holds ids and counts only; the memory is in worker/cache, one block of the
-// same id on every rank. Counts are in blocks.
-// Invariants: free + used + quarantined = total. A used block's refcount = the block tables (later also prefix-index
+// Owned by the engine thread, hence no locks. Holds ids and counts only; the memory is in
+// worker/cache, one block of the same id on every rank. Counts are in blocks. Invariants: free +
+// used + quarantined = total. A used block's refcount = the block tables (later also prefix-index
 // entries) that name it, at least 1; free and quarantined blocks have 0.
-// A quarantined block has seen non-finite values; it comes back only with a new pool, that is with a new epoch.
+// A quarantined block has seen non-finite values; it comes back only with a new pool, that is with
+// a new epoch.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +29,12 @@ class BlockPool {
   // One more owner of a used block. REQUIRES: `id` is used.
   void AddReference(BlockId id);
 
-  // One owner less; the last one gives the block back (to quarantine if it is condemned). REQUIRES: `id` is used.
+  // One owner less; the last one gives the block back (to quarantine if it is condemned). REQUIRES:
+  // `id` is used.
   void Release(BlockId id);
 
-  // As Release, and the block will not be given away again: with its last owner it goes to quarantine.
+  // As Release, and the block will not be given away again: with its last owner it goes to
+  // quarantine.
   void ReleaseToQuarantine(BlockId id);
 
   uint32_t total() const { return static_cast<uint32_t>(blocks_.size()); }
@@ -53,8 +56,8 @@ class BlockPool {
     bool condemned = false;  // used, and quarantined when its last owner lets go
   };
 
-  std::vector<Block> blocks_;   // by id
-  std::vector<BlockId> free_;   // a stack: the block freed last is given away first
+  std::vector<Block> blocks_;  // by id
+  std::vector<BlockId> free_;  // a stack: the block freed last is given away first
   uint32_t quarantined_ = 0;
   uint32_t condemned_used_ = 0;  // blocks that are condemned but still have an owner
 };

@@ -10,10 +10,10 @@ namespace bitshard {
 
 void Scheduler::StartEpoch(const SchedulerLimits& limits) {
   CHECK(!has_epoch_) << "the last epoch has not ended";
-  CHECK(limits.total_blocks > 0 && limits.block_tokens > 0 && limits.max_slots > 0 && limits.token_budget > 0 &&
-        limits.max_chunk.value_or(1) > 0)
-      << "blocks " << limits.total_blocks << " of " << limits.block_tokens << " tokens, slots " << limits.max_slots
-      << ", budget " << limits.token_budget;
+  CHECK(limits.total_blocks > 0 && limits.block_tokens > 0 && limits.max_slots > 0 &&
+        limits.token_budget > 0 && limits.max_chunk.value_or(1) > 0)
+      << "blocks " << limits.total_blocks << " of " << limits.block_tokens << " tokens, slots "
+      << limits.max_slots << ", budget " << limits.token_budget;
   limits_ = limits;
   has_epoch_ = true;
   pool_ = BlockPool(limits.total_blocks);
@@ -36,7 +36,8 @@ void Scheduler::EndEpoch() {
 }
 
 void Scheduler::Add(SequenceSpec spec) {
-  CHECK(!spec.prompt.empty() && spec.max_tokens > 0) << "sequence " << spec.id << " has nothing to do";
+  CHECK(!spec.prompt.empty() && spec.max_tokens > 0)
+      << "sequence " << spec.id << " has nothing to do";
   const SequenceId id = spec.id;
   auto [entry, is_new] = sequences_.try_emplace(id, std::make_unique<Sequence>(std::move(spec)));
   CHECK(is_new) << "sequence " << id << " exists";
@@ -94,8 +95,9 @@ void Scheduler::AdmitWaiting(StepSchedule& step) {
       Forget(sequence->id, /*quarantine_blocks=*/false);
       continue;
     }
-    // All that it knows must fit beside what the running ones still need for what they know; the first that does not fit
-    // holds up the ones behind it, so that a large request is not passed by for ever.
+    // All that it knows must fit beside what the running ones still need for what they know; the
+    // first that does not fit holds up the ones behind it, so that a large request is not passed by
+    // for ever.
     if (OwedBlocks() + sequence->known_blocks(limits_.block_tokens) > pool_.free()) return;
 
     const uint32_t n_tokens = ChunkOf(*sequence, step);
@@ -195,7 +197,8 @@ std::vector<Commit> Scheduler::CommitStep(const internal::StepResult& result) {
 
   absl::flat_hash_map<uint32_t, SampledRow*> row_of_slot;
   for (SampledRow& row : sent) row_of_slot.emplace(row.slot.slot, &row);
-  // A sequence that was preempted or removed since, or came back into another slot, holds the row's slot no more.
+  // A sequence that was preempted or removed since, or came back into another slot, holds the row's
+  // slot no more.
   auto still_there = [&](const SampledRow& row) {
     auto entry = sequences_.find(row.id);
     return entry != sequences_.end() && entry->second->slot == row.slot;
@@ -205,7 +208,8 @@ std::vector<Commit> Scheduler::CommitStep(const internal::StepResult& result) {
   for (const internal::StepOutput& output : result.outputs()) {
     auto found = row_of_slot.find(output.slot());
     SampledRow* row = found == row_of_slot.end() ? nullptr : found->second;
-    if (row == nullptr || row->slot.gen != output.slot_gen() || row->answered || !still_there(*row)) {
+    if (row == nullptr || row->slot.gen != output.slot_gen() || row->answered ||
+        !still_there(*row)) {
       ++stale_outputs_;
       continue;
     }
@@ -264,7 +268,8 @@ uint64_t Scheduler::max_sequence_tokens() const {
 
 std::optional<SequenceId> Scheduler::OldestWaiting() const {
   std::optional<SequenceId> oldest;
-  for (const Sequence* sequence : waiting_) oldest = std::min(oldest.value_or(sequence->id), sequence->id);
+  for (const Sequence* sequence : waiting_)
+    oldest = std::min(oldest.value_or(sequence->id), sequence->id);
   return oldest;
 }
 

@@ -1,13 +1,14 @@
 // Who runs next: continuous batching over a paged KV cache, without phases.
 //
-// Pure and single-threaded (engine thread): no clock, no I/O, no logging; the same calls give the same answers. README.md
-// of this folder has the concepts and the invariants.
+// Pure and single-threaded (engine thread): no clock, no I/O, no logging; the same calls give the
+// same answers. README.md of this folder has the concepts and the invariants.
 //
-// Each Schedule() spends a token budget: first on running sequences that lack one token (decodes), then on running ones
-// that lack more (chunks of prompts and of recomputed history), then on waiting ones; each group in the order of service.
-// Blocks are taken as tokens need them. When none is free, the last running sequence in the order of service is
-// preempted: blocks and slot go back, it waits and is recomputed later. The first in the order is never preempted, so
-// somebody always gets on; one that cannot go on even alone is handed back as unfit.
+// Each Schedule() spends a token budget: first on running sequences that lack one token (decodes),
+// then on running ones that lack more (chunks of prompts and of recomputed history), then on
+// waiting ones; each group in the order of service. Blocks are taken as tokens need them. When none
+// is free, the last running sequence in the order of service is preempted: blocks and slot go back,
+// it waits and is recomputed later. The first in the order is never preempted, so somebody always
+// gets on; one that cannot go on even alone is handed back as unfit.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ namespace bitshard {
 struct SchedulerLimits {
   uint32_t total_blocks = 0;
   uint32_t block_tokens = 16;
-  uint32_t max_slots = 0;     // sequences that run at once
-  uint32_t token_budget = 0;  // per step
+  uint32_t max_slots = 0;             // sequences that run at once
+  uint32_t token_budget = 0;          // per step
   std::optional<uint32_t> max_chunk;  // tokens of one sequence in a step
 };
 
@@ -40,18 +41,19 @@ struct ScheduledRow {
   const Sequence* sequence = nullptr;  // valid until the scheduler is called next
   SlotRef slot;
   uint32_t start = 0, n_tokens = 0;
-  bool enters = false;                 // the sequence gets its slot in this step
-  bool first_time = false;             // enters, and has never run before
+  bool enters = false;      // the sequence gets its slot in this step
+  bool first_time = false;  // enters, and has never run before
   bool sample = false;
-  uint32_t output_index = 0;           // with sample
+  uint32_t output_index = 0;  // with sample
   std::vector<BlockId> new_blocks;
 };
 
 struct StepSchedule {
   std::vector<ScheduledRow> rows;
   uint32_t tokens = 0;
-  uint32_t preempted = 0;              // sequences
-  std::vector<SequenceId> unfit;       // removed: the blocks that are not quarantined can never hold them
+  uint32_t preempted = 0;  // sequences
+  std::vector<SequenceId>
+      unfit;  // removed: the blocks that are not quarantined can never hold them
 };
 
 // What became of one output of a step.
@@ -59,7 +61,8 @@ struct Commit {
   enum class Kind {
     kToken,      // appended to the sequence
     kNonFinite,  // the caller ends the sequence through Quarantine
-    kMissing,    // the row was to sample and brought nothing, or a token out of range; the caller ends the sequence
+    kMissing,    // the row was to sample and brought nothing, or a token out of range; the caller
+                 // ends the sequence
   };
   SequenceId id = 0;
   Kind kind = Kind::kToken;
@@ -71,7 +74,8 @@ class Scheduler {
  public:
   // A new group with an empty cache. REQUIRES: no epoch is running, all limits > 0.
   void StartEpoch(const SchedulerLimits& limits);
-  // The group is gone, with all KV and all plans in flight: running sequences wait again, committed tokens stay.
+  // The group is gone, with all KV and all plans in flight: running sequences wait again, committed
+  // tokens stay.
   void EndEpoch();
   bool has_epoch() const { return has_epoch_; }
 
@@ -85,13 +89,15 @@ class Scheduler {
   // REQUIRES: Contains(id).
   const Sequence& Get(SequenceId id) const;
 
-  // Chooses the rows of the next step and takes it as sent: Commit expects its result after those of earlier steps.
-  // When there is nothing to run the schedule has no rows and no result is expected, unless `allow_empty`.
-  // No rows, nothing in flight => no sequence is left. REQUIRES: has_epoch().
+  // Chooses the rows of the next step and takes it as sent: Commit expects its result after those
+  // of earlier steps. When there is nothing to run the schedule has no rows and no result is
+  // expected, unless `allow_empty`. No rows, nothing in flight => no sequence is left. REQUIRES:
+  // has_epoch().
   StepSchedule Schedule(bool allow_empty = false);
 
-  // Takes the result of the oldest step in flight. An output counts only when slot, slot_gen and row are those of that
-  // step and of a sequence that still holds them, and output_index equals the committed count; others are dropped.
+  // Takes the result of the oldest step in flight. An output counts only when slot, slot_gen and
+  // row are those of that step and of a sequence that still holds them, and output_index equals the
+  // committed count; others are dropped.
   std::vector<Commit> CommitStep(const internal::StepResult& result);
 
   uint32_t steps_in_flight() const { return static_cast<uint32_t>(in_flight_.size()); }
@@ -122,8 +128,8 @@ class Scheduler {
 
   void ScheduleRunning(bool decodes, StepSchedule& step);
   void AdmitWaiting(StepSchedule& step);
-  // Blocks for `sequence` to compute `n_tokens` more; preempts others, or `sequence` itself, when there is no other way.
-  // False when `sequence` does not run any more.
+  // Blocks for `sequence` to compute `n_tokens` more; preempts others, or `sequence` itself, when
+  // there is no other way. False when `sequence` does not run any more.
   bool MakeRoom(Sequence* sequence, uint32_t n_tokens, StepSchedule& step);
   void AddRow(Sequence* sequence, uint32_t n_tokens, bool enters, StepSchedule& step);
   void Preempt(Sequence* victim, StepSchedule& step);
@@ -140,8 +146,8 @@ class Scheduler {
   BlockPool pool_{0};
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   Queue running_, waiting_;
-  std::vector<uint32_t> free_slots_;   // a stack
-  std::vector<uint32_t> slot_gen_;     // by slot: the last generation given out; goes on over epochs
+  std::vector<uint32_t> free_slots_;  // a stack
+  std::vector<uint32_t> slot_gen_;    // by slot: the last generation given out; goes on over epochs
   std::deque<InFlightStep> in_flight_;
   uint64_t preemptions_ = 0, stale_outputs_ = 0;
 };

@@ -1,5 +1,6 @@
-// One request as the scheduler sees it: `computed` chasing `known` tokens. There is no prefill and no decode phase; a
-// fresh request has many known tokens and none computed, a decoding one lacks exactly the last.
+// One request as the scheduler sees it: `computed` chasing `known` tokens. There is no prefill and
+// no decode phase; a fresh request has many known tokens and none computed, a decoding one lacks
+// exactly the last.
 //
 // Owned by Scheduler, engine thread. Counts are in tokens unless the name says blocks.
 #pragma once
@@ -48,19 +49,21 @@ struct Sequence {
   const uint32_t max_tokens;
   const internal::SamplingParams sampling;
 
-  std::vector<uint32_t> tokens;    // prompt and committed outputs; only Commit appends
-  uint32_t computed = 0;           // leading tokens whose KV the plans written so far produce
-  uint32_t in_flight = 0;          // outputs that those plans sample and that are not committed yet
-  std::vector<BlockId> blocks;     // just enough for `computed`; empty while waiting
-  std::optional<SlotRef> slot;     // set while running
+  std::vector<uint32_t> tokens;  // prompt and committed outputs; only Commit appends
+  uint32_t computed = 0;         // leading tokens whose KV the plans written so far produce
+  uint32_t in_flight = 0;        // outputs that those plans sample and that are not committed yet
+  std::vector<BlockId> blocks;   // just enough for `computed`; empty while waiting
+  std::optional<SlotRef> slot;   // set while running
   uint32_t preemptions = 0;
-  bool has_run = false;            // has been in a plan before
+  bool has_run = false;  // has been in a plan before
 
   // Committed outputs.
   uint32_t outputs() const { return static_cast<uint32_t>(tokens.size()) - n_prompt; }
-  // Tokens that exist once the plans written so far have run. Workers feed the ones in flight back by themselves.
+  // Tokens that exist once the plans written so far have run. Workers feed the ones in flight back
+  // by themselves.
   uint32_t known() const { return static_cast<uint32_t>(tokens.size()) + in_flight; }
-  // Tokens that a plan could compute now. The last output is never computed: nothing is sampled after it.
+  // Tokens that a plan could compute now. The last output is never computed: nothing is sampled
+  // after it.
   uint32_t pending() const { return outputs() + in_flight >= max_tokens ? 0 : known() - computed; }
 
   // Blocks for the tokens known now, and for all that may ever be computed.

@@ -16,7 +16,8 @@ void WriteNewSequence(const ScheduledRow& row, internal::NewSequence* out) {
 
 }  // namespace
 
-std::unique_ptr<internal::StepPlan> WriteStepPlan(const StepSchedule& schedule, const StepStamp& stamp) {
+std::unique_ptr<internal::StepPlan> WriteStepPlan(const StepSchedule& schedule,
+                                                  const StepStamp& stamp) {
   auto plan = std::make_unique<internal::StepPlan>();
   plan->set_term(stamp.term);
   plan->set_epoch(stamp.epoch);

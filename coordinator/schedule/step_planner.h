@@ -1,7 +1,8 @@
 // Writes a step down as the delta that workers understand (proto/plan.proto).
 //
-// A sequence that enters a slot travels whole, with the blocks for its first row; from then on a row carries only what is
-// new. A sequence that leaves its slot is not mentioned: the next one in that slot replaces it.
+// A sequence that enters a slot travels whole, with the blocks for its first row; from then on a
+// row carries only what is new. A sequence that leaves its slot is not mentioned: the next one in
+// that slot replaces it.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@ struct StepStamp {
   uint64_t term = 0, epoch = 0, step = 0;
 };
 
-std::unique_ptr<internal::StepPlan> WriteStepPlan(const StepSchedule& schedule, const StepStamp& stamp);
+std::unique_ptr<internal::StepPlan> WriteStepPlan(const StepSchedule& schedule,
+                                                  const StepStamp& stamp);
 
 }  // namespace bitshard

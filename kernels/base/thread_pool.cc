@@ -8,8 +8,13 @@
 namespace bitshard {
 namespace {
 
-// About 10 us: longer than the gap between two regions of a step, shorter than a time slice matters.
-constexpr int kSpins = 4000;
+// Some 10 to 30 us: longer than the gap between two regions of a step, shorter than a time slice matters.
+constexpr int kSpins = 1000;
+
+// Of the gate.
+constexpr uint32_t kInside = 0xff;  // helpers inside
+constexpr uint32_t kOpen = 0x100;
+constexpr uint32_t kRegion = 0x200;  // added for each region; wrapping around is harmless
 
 void Pause() {
 #if defined(__x86_64__)
@@ -37,6 +42,7 @@ void SetFloatEnvironment() {
 
 ThreadPool::ThreadPool(int threads, const std::vector<int>& cpus) {
   CHECK_GE(threads, 1);
+  CHECK_LE(threads, static_cast<int>(kInside));
   helpers_.reserve(threads - 1);
   for (int i = 1; i < threads; ++i) {
     const int cpu = static_cast<size_t>(i) < cpus.size() ? cpus[i] : -1;
@@ -46,8 +52,8 @@ ThreadPool::ThreadPool(int threads, const std::vector<int>& cpus) {
 
 ThreadPool::~ThreadPool() {
   stop_.store(true, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
+  gate_.fetch_add(kRegion, std::memory_order_release);
+  gate_.notify_all();
   for (std::thread& helper : helpers_) helper.join();
 }
 
@@ -72,18 +78,19 @@ void ThreadPool::ParallelFor(int64_t chunks, Fn fn) {
   fn_ = &fn;
   chunks_ = chunks;
   next_chunk_.store(0, std::memory_order_relaxed);
-  active_helpers_.store(static_cast<uint32_t>(helpers_.size()), std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);  // publishes all of the above
-  generation_.notify_all();
+  // Publishes all of the above. Nobody is inside: the last region was left by all.
+  gate_.store((gate_.load(std::memory_order_relaxed) & ~(kOpen | kInside)) + kRegion + kOpen, std::memory_order_release);
+  gate_.notify_all();
   RunChunks(0);
-  // Every helper must have left the region before fn dies.
-  for (int spin = 0; active_helpers_.load(std::memory_order_acquire) != 0; ++spin) {
+  gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
+  // All chunks are taken; those inside still run theirs and use fn.
+  for (int spin = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
     if (spin < kSpins) {
       Pause();
       continue;
     }
-    const uint32_t left = active_helpers_.load(std::memory_order_acquire);
-    if (left != 0) active_helpers_.wait(left, std::memory_order_acquire);
+    const uint32_t left = left_.load(std::memory_order_acquire);
+    if ((gate_.load(std::memory_order_acquire) & kInside) != 0) left_.wait(left, std::memory_order_acquire);
   }
   busy_.store(false, std::memory_order_release);
 }
@@ -91,15 +98,30 @@ void ThreadPool::ParallelFor(int64_t chunks, Fn fn) {
 void ThreadPool::HelperLoop(int thread, int cpu) {
   if (cpu >= 0) PinCallingThread(cpu);  // a refusal costs speed only
   SetFloatEnvironment();
-  uint32_t seen = 0;
+  uint32_t seen = 0;  // the region last entered or missed
   while (true) {
-    for (int spin = 0; spin < kSpins && generation_.load(std::memory_order_acquire) == seen; ++spin) Pause();
-    generation_.wait(seen, std::memory_order_acquire);
-    // A region cannot begin before all helpers have left the last one, so none is missed.
-    ++seen;
+    uint32_t gate = gate_.load(std::memory_order_acquire);
+    for (int spin = 0; gate / kRegion == seen; ++spin) {
+      if (spin < kSpins) {
+        Pause();
+      } else {
+        gate_.wait(gate, std::memory_order_acquire);
+      }
+      gate = gate_.load(std::memory_order_acquire);
+    }
     if (stop_.load(std::memory_order_relaxed)) return;
+    seen = gate / kRegion;
+    bool entered = false;
+    while (!entered && gate / kRegion == seen && (gate & kOpen) != 0) {
+      entered = gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel, std::memory_order_acquire);
+    }
+    if (!entered) continue;
     RunChunks(thread);
-    if (active_helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) active_helpers_.notify_one();
+    const uint32_t before = gate_.fetch_sub(1, std::memory_order_acq_rel);
+    if ((before & kInside) == 1 && (before & kOpen) == 0) {
+      left_.fetch_add(1, std::memory_order_release);
+      left_.notify_one();
+    }
   }
 }
 

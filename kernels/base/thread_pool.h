@@ -50,9 +50,10 @@ class ThreadPool {
 
   std::vector<std::thread> helpers_;
 
-  // A region is published by the next generation; so is the end, with stop_.
-  std::atomic<uint32_t> generation_{0};
-  std::atomic<uint32_t> active_helpers_{0};  // have not yet finished the region
+  // One word says it all: regions begun (upper bits), whether the latest is open, and how many helpers are inside. A helper
+  // enters only an open region, and the caller waits only for those inside: one that sleeps or has lost its core is not missed.
+  std::atomic<uint32_t> gate_{0};
+  std::atomic<uint32_t> left_{0};  // changes when the last helper leaves a closed region: what the caller sleeps on
   std::atomic<bool> stop_{false};
   std::atomic<bool> busy_{false};  // catches nesting and a second caller
   alignas(64) std::atomic<int64_t> next_chunk_{0};

@@ -11,7 +11,8 @@ namespace {
 
 // The byte-level alphabet: printable Latin-1 stands for itself, the rest for U+0100 and on.
 std::string AlphabetChar(int byte, int* next_spare) {
-  const bool itself = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+  const bool itself =
+      (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
   const int code_point = itself ? byte : 0x100 + (*next_spare)++;
   if (code_point < 0x80) return std::string(1, static_cast<char>(code_point));
   return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};

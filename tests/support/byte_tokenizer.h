@@ -1,5 +1,5 @@
-// A tokenizer without merges: id = byte for 0..255, then one end token. Small enough to know by heart, and it cuts every
-// stop string and every character outside ASCII across tokens.
+// A tokenizer without merges: id = byte for 0..255, then one end token. Small enough to know by
+// heart, and it cuts every stop string and every character outside ASCII across tokens.
 #pragma once
 
 #include <cstdint>

@@ -80,7 +80,8 @@ void FakeExecutor::Release() {
 
 void FakeExecutor::AwaitPlans(size_t count) {
   absl::MutexLock lock(&mu_);
-  auto enough = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return plans_.size() >= count; };
+  auto enough = [this, count]()
+                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return plans_.size() >= count; };
   mu_.Await(absl::Condition(&enough));
 }
 

@@ -1,8 +1,10 @@
-// A StepExecutor over one FakeWorker: for tests of the engine and of everything above it, without processes or weights.
+// A StepExecutor over one FakeWorker: for tests of the engine and of everything above it, without
+// processes or weights.
 //
-// kManual: nothing happens by itself; the test says when the group is ready and when a step runs, on its own thread.
-// kThread: the group is ready at Start, and one thread runs each plan as it comes, except while Hold() is on.
-// A plan that a worker would refuse fails the running gtest test, and ends the group as a real refusal would.
+// kManual: nothing happens by itself; the test says when the group is ready and when a step runs,
+// on its own thread. kThread: the group is ready at Start, and one thread runs each plan as it
+// comes, except while Hold() is on. A plan that a worker would refuse fails the running gtest test,
+// and ends the group as a real refusal would.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +27,12 @@ class FakeExecutor : public StepExecutor {
   enum class Mode { kManual, kThread };
   struct Options {
     Mode mode = Mode::kThread;
-    GroupInfo group = {.term = 1, .epoch = 0, .world = 2, .cache_blocks = 256, .block_tokens = 16, .max_slots = 16,
+    GroupInfo group = {.term = 1,
+                       .epoch = 0,
+                       .world = 2,
+                       .cache_blocks = 256,
+                       .block_tokens = 16,
+                       .max_slots = 16,
                        .max_step_tokens = 256};  // the epoch is counted up by each MakeReady
     FakeWorker::Options worker;
     bool ready_at_start = true;  // kThread only
@@ -52,7 +59,9 @@ class FakeExecutor : public StepExecutor {
   // kManual: runs the oldest plan and reports its result; false when there is none.
   bool RunOne();
   // kManual: changes each result before it is reported.
-  void set_tamper(std::function<void(internal::StepResult*)> tamper) { tamper_ = std::move(tamper); }
+  void set_tamper(std::function<void(internal::StepResult*)> tamper) {
+    tamper_ = std::move(tamper);
+  }
 
   size_t plans_waiting() const;
   uint64_t computed_tokens() const;
@@ -69,8 +78,8 @@ class FakeExecutor : public StepExecutor {
   void RunPlan(std::unique_ptr<internal::StepPlan> plan);
 
   const Options options_;
-  StepListener* listener_ = nullptr;                       // constant after Start
-  std::function<void(internal::StepResult*)> tamper_;      // constant after the first plan
+  StepListener* listener_ = nullptr;                   // constant after Start
+  std::function<void(internal::StepResult*)> tamper_;  // constant after the first plan
   mutable absl::Mutex mu_;
   FakeWorker worker_ ABSL_GUARDED_BY(mu_);
   GroupInfo info_ ABSL_GUARDED_BY(mu_);
@@ -78,7 +87,8 @@ class FakeExecutor : public StepExecutor {
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<std::unique_ptr<internal::StepPlan>> plans_ ABSL_GUARDED_BY(mu_);
-  absl::Mutex events_mu_ ABSL_ACQUIRED_BEFORE(mu_);        // held while the listener is called: events keep their order
+  absl::Mutex events_mu_
+      ABSL_ACQUIRED_BEFORE(mu_);  // held while the listener is called: events keep their order
   std::thread thread_;
 };
 

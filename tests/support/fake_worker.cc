@@ -36,11 +36,12 @@ absl::Status Bad(const Args&... args) {
 }  // namespace
 
 FakeWorker::NextToken FakeWorker::HashedNextToken(uint32_t vocab_size) {
-  return [vocab_size](absl::Span<const uint32_t> history, const internal::SamplingParams& sampling) {
-    uint64_t digest = Mix(kStartDigest ^ sampling.seed());
-    for (uint32_t token : history) digest = Extend(digest, token);
-    return static_cast<uint32_t>(digest % vocab_size);
-  };
+  return
+      [vocab_size](absl::Span<const uint32_t> history, const internal::SamplingParams& sampling) {
+        uint64_t digest = Mix(kStartDigest ^ sampling.seed());
+        for (uint32_t token : history) digest = Extend(digest, token);
+        return static_cast<uint32_t>(digest % vocab_size);
+      };
 }
 
 FakeWorker::FakeWorker(Options options) : options_(std::move(options)) {
@@ -54,10 +55,12 @@ void FakeWorker::StartEpoch(const GroupInfo& info) {
   cache_.assign(size_t{info.cache_blocks} * info.block_tokens, kEmptyCell);
 }
 
-absl::StatusOr<std::unique_ptr<internal::StepResult>> FakeWorker::Run(const internal::StepPlan& plan) {
+absl::StatusOr<std::unique_ptr<internal::StepResult>> FakeWorker::Run(
+    const internal::StepPlan& plan) {
   if (plan.term() != info_.term || plan.epoch() != info_.epoch) {
-    return absl::FailedPreconditionError(absl::StrCat("fake worker: plan of term ", plan.term(), " epoch ",
-                                                      plan.epoch(), ", mine are ", info_.term, " and ", info_.epoch));
+    return absl::FailedPreconditionError(absl::StrCat("fake worker: plan of term ", plan.term(),
+                                                      " epoch ", plan.epoch(), ", mine are ",
+                                                      info_.term, " and ", info_.epoch));
   }
   if (plan.step() != last_step_ + 1) {
     return absl::FailedPreconditionError(
@@ -67,14 +70,16 @@ absl::StatusOr<std::unique_ptr<internal::StepResult>> FakeWorker::Run(const inte
   ++steps_;
   const int n_rows = plan.slot_size();
   if (options_.require_rows && n_rows == 0) return Bad("a plan without rows");
-  if (plan.slot_gen_size() != n_rows || plan.start_size() != n_rows || plan.n_tokens_size() != n_rows ||
-      plan.output_index_size() != n_rows || plan.flags_size() != n_rows || plan.n_new_blocks_size() != n_rows) {
+  if (plan.slot_gen_size() != n_rows || plan.start_size() != n_rows ||
+      plan.n_tokens_size() != n_rows || plan.output_index_size() != n_rows ||
+      plan.flags_size() != n_rows || plan.n_new_blocks_size() != n_rows) {
     return Bad("the rows' arrays differ in length");
   }
 
   std::set<uint32_t> entering;
   for (const internal::NewSequence& sequence : plan.new_sequences()) {
-    if (!entering.insert(sequence.slot()).second) return Bad("two sequences enter slot ", sequence.slot());
+    if (!entering.insert(sequence.slot()).second)
+      return Bad("two sequences enter slot ", sequence.slot());
     RETURN_IF_ERROR(Enter(sequence));
   }
 
@@ -89,16 +94,24 @@ absl::StatusOr<std::unique_ptr<internal::StepResult>> FakeWorker::Run(const inte
   for (int i = 0; i < n_rows; ++i) {
     const size_t n_blocks = plan.n_new_blocks(i);
     const absl::Span<const uint32_t> all_blocks(plan.new_blocks().data(), plan.new_blocks_size());
-    if (n_blocks > all_blocks.size() - next_block) return Bad("row ", i, " wants more blocks than the plan brings");
-    const Row row{plan.slot(i),         plan.slot_gen(i), plan.start(i), plan.n_tokens(i),
-                  plan.output_index(i), plan.flags(i),    all_blocks.subspan(next_block, n_blocks)};
+    if (n_blocks > all_blocks.size() - next_block)
+      return Bad("row ", i, " wants more blocks than the plan brings");
+    const Row row{plan.slot(i),
+                  plan.slot_gen(i),
+                  plan.start(i),
+                  plan.n_tokens(i),
+                  plan.output_index(i),
+                  plan.flags(i),
+                  all_blocks.subspan(next_block, n_blocks)};
     next_block += n_blocks;
     if (!seen_slots.insert(row.slot).second) return Bad("slot ", row.slot, " has two rows");
     total_tokens += row.n_tokens;
-    if (total_tokens > info_.max_step_tokens) return Bad("more than ", info_.max_step_tokens, " tokens in a step");
+    if (total_tokens > info_.max_step_tokens)
+      return Bad("more than ", info_.max_step_tokens, " tokens in a step");
     RETURN_IF_ERROR(RunRow(row, result.get()));
   }
-  if (next_block != static_cast<size_t>(plan.new_blocks_size())) return Bad("new_blocks that no row takes");
+  if (next_block != static_cast<size_t>(plan.new_blocks_size()))
+    return Bad("new_blocks that no row takes");
   for (uint32_t slot : entering) {
     if (!seen_slots.contains(slot)) return Bad("a sequence enters slot ", slot, " but has no row");
   }
@@ -110,7 +123,8 @@ absl::Status FakeWorker::Enter(const internal::NewSequence& sequence) {
   if (sequence.slot() >= slots_.size()) return Bad("slot ", sequence.slot(), " of ", slots_.size());
   Slot& slot = slots_[sequence.slot()];
   if (sequence.slot_gen() <= slot.gen) {
-    return Bad("slot ", sequence.slot(), " goes from generation ", slot.gen, " to ", sequence.slot_gen());
+    return Bad("slot ", sequence.slot(), " goes from generation ", slot.gen, " to ",
+               sequence.slot_gen());
   }
   const uint32_t n_tokens = static_cast<uint32_t>(sequence.tokens_size());
   if (sequence.n_prompt() == 0 || sequence.n_prompt() > n_tokens) {
@@ -142,16 +156,20 @@ absl::Status FakeWorker::TakeBlocks(Slot& slot, absl::Span<const uint32_t> block
 }
 
 absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
-  if (row.slot >= slots_.size() || !slots_[row.slot].live) return Bad("row for slot ", row.slot, ", which is empty");
+  if (row.slot >= slots_.size() || !slots_[row.slot].live)
+    return Bad("row for slot ", row.slot, ", which is empty");
   Slot& slot = slots_[row.slot];
   if (slot.gen != row.slot_gen) {
-    return Bad("row for generation ", row.slot_gen, " of slot ", row.slot, ", which holds ", slot.gen);
+    return Bad("row for generation ", row.slot_gen, " of slot ", row.slot, ", which holds ",
+               slot.gen);
   }
-  if (row.n_tokens == 0 || row.start != slot.computed || row.n_tokens > slot.history.size() - row.start) {
-    return Bad("row [", row.start, ", +", row.n_tokens, ") of slot ", row.slot, " with ", slot.computed,
-               " computed of ", slot.history.size());
+  if (row.n_tokens == 0 || row.start != slot.computed ||
+      row.n_tokens > slot.history.size() - row.start) {
+    return Bad("row [", row.start, ", +", row.n_tokens, ") of slot ", row.slot, " with ",
+               slot.computed, " computed of ", slot.history.size());
   }
-  if ((row.flags & ~uint32_t{internal::ROW_SAMPLE | internal::ROW_SCORE}) != 0) return Bad("flags ", row.flags);
+  if ((row.flags & ~uint32_t{internal::ROW_SAMPLE | internal::ROW_SCORE}) != 0)
+    return Bad("flags ", row.flags);
   RETURN_IF_ERROR(TakeBlocks(slot, row.new_blocks));
   const uint32_t end = row.start + row.n_tokens;
   if (uint64_t{end} > uint64_t{slot.blocks.size()} * info_.block_tokens) {
@@ -169,9 +187,11 @@ absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
   largest_row_tokens_ = std::max(largest_row_tokens_, row.n_tokens);
   if ((row.flags & internal::ROW_SAMPLE) == 0) return absl::OkStatus();
 
-  if (end != slot.history.size()) return Bad("slot ", row.slot, " samples in the middle of its history");
+  if (end != slot.history.size())
+    return Bad("slot ", row.slot, " samples in the middle of its history");
   if (row.output_index != slot.history.size() - slot.n_prompt) {
-    return Bad("slot ", row.slot, ": output ", row.output_index, " follows ", slot.history.size() - slot.n_prompt);
+    return Bad("slot ", row.slot, ": output ", row.output_index, " follows ",
+               slot.history.size() - slot.n_prompt);
   }
   internal::StepOutput* output = result->add_outputs();
   output->set_slot(row.slot);

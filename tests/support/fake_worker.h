@@ -1,10 +1,12 @@
-// A worker without a model: it keeps slots, histories and a KV cache as a real one does, refuses every plan that a real
-// one could not run, and samples tokens that depend on nothing but the sequence.
+// A worker without a model: it keeps slots, histories and a KV cache as a real one does, refuses
+// every plan that a real one could not run, and samples tokens that depend on nothing but the
+// sequence.
 //
-// A block's cells hold a digest of all tokens up to theirs. Before a row runs, every cell before it must hold the digest
-// of the slot's own history: a block that was given to two sequences, freed too early, or filled with a gap is found at
-// the next row that reads it. The next token is a function of the whole history and the sampling seed, so any order of
-// scheduling must give each request the same tokens.
+// A block's cells hold a digest of all tokens up to theirs. Before a row runs, every cell before it
+// must hold the digest of the slot's own history: a block that was given to two sequences, freed
+// too early, or filled with a gap is found at the next row that reads it. The next token is a
+// function of the whole history and the sampling seed, so any order of scheduling must give each
+// request the same tokens.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +27,14 @@ namespace bitshard {
 class FakeWorker {
  public:
   // The token that follows `history`, given the sequence's sampling.
-  using NextToken = std::function<uint32_t(absl::Span<const uint32_t> history, const internal::SamplingParams& sampling)>;
+  using NextToken = std::function<uint32_t(absl::Span<const uint32_t> history,
+                                           const internal::SamplingParams& sampling)>;
   using Predicate = std::function<bool(absl::Span<const uint32_t> history)>;
 
   struct Options {
     uint32_t vocab_size = 256;
-    NextToken next_token;   // default: HashedNextToken(vocab_size)
-    Predicate non_finite;   // histories after which the logits are not finite; default: none
+    NextToken next_token;       // default: HashedNextToken(vocab_size)
+    Predicate non_finite;       // histories after which the logits are not finite; default: none
     bool require_rows = false;  // refuse plans without rows
   };
   static NextToken HashedNextToken(uint32_t vocab_size);

@@ -41,7 +41,9 @@ RequestEnd RecordingSink::AwaitEnd() const {
 
 void RecordingSink::AwaitTokens(size_t count) const {
   absl::MutexLock lock(&mu_);
-  auto enough = [this, count]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_.has_value() || tokens_.size() >= count; };
+  auto enough = [this, count]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return end_.has_value() || tokens_.size() >= count;
+  };
   mu_.Await(absl::Condition(&enough));
 }
 

@@ -1,5 +1,5 @@
-// A RequestSink that keeps all it gets and checks the contract of the calls: admitted at most once and first, contiguous
-// token indices, one end and nothing after it. Thread-safe.
+// A RequestSink that keeps all it gets and checks the contract of the calls: admitted at most once
+// and first, contiguous token indices, one end and nothing after it. Thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cstdint>
 
 #include "kernels/base/math.h"
@@ -32,10 +31,6 @@ inline double Gumbel(uint32_t word) { return -Log(-Log((word + 0.5) * 0x1p-32));
 
 // No noise is above it: -log(-log(1 - 2^-33)) = 22.87...
 inline constexpr double kGumbelMost = 22.9;
-
-// Cheap and never below Gumbel(word). With w = 1 - u: -log(-log(u)) <= -log(w), and w >= 2^-(n + 1)
-// where n counts the leading ones of the word; the constant is log 2, rounded up.
-inline double GumbelBound(uint32_t word) { return (std::countl_one(word) + 1) * 0.6931472; }
 
 inline double Gumbel(const NoiseKey& key, uint32_t token) {
   return Gumbel(NoiseWords(key, token / 4)[token % 4]);

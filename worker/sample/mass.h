@@ -10,7 +10,7 @@
 namespace bitshard {
 
 inline constexpr double kMassScale = 0x1p40;
-// exp(t) 2^40 + 0.5 < 1 below: no mass, without asking exp.
+// exp(t) 2^40 + 0.5 < 1 below: no mass, whether exp is asked or not.
 inline constexpr float kNoMassBelow = -28.5f;
 
 inline int64_t ScaleMass(float value) {

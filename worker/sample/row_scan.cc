@@ -1,11 +1,14 @@
 #include "worker/sample/row_scan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "kernels/base/check.h"
+#include "kernels/registry/elementwise.h"
 #include "worker/sample/mass.h"
 #include "worker/sample/token_order.h"
+#include "worker/sample/unit_noise.h"
 
 namespace bitshard {
 namespace {
@@ -105,8 +108,11 @@ int64_t RawSum(const LogitsRow& row, float max) {
   int64_t sum = 0;
   ForUnits(row.count, [&](size_t unit, size_t first, size_t last) {
     if (row.unit_max[unit] - max < kNoUnitBelow) return;
-    float lanes[kLanes] = {};
-    for (size_t i = first; i < last; ++i) lanes[i % kLanes] += ExpF32(row.logits[i] - max);
+    float e[kUnit];
+    ExpShifted(row.logits + first, max, static_cast<int64_t>(last - first), e, row.isa);
+    std::fill(e + (last - first), e + kUnit, 0.0f);
+    float lanes[kLanes];
+    for (int j = 0; j < kLanes; ++j) lanes[j] = ((e[j] + e[j + 16]) + e[j + 32]) + e[j + 48];
     for (int half = kLanes / 2; half > 0; half /= 2) {
       for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
     }
@@ -120,10 +126,13 @@ int64_t MassSum(const LogitsRow& row, const Scale& scale) {
   const float floor = std::max(scale.floor, kNoMassBelow);
   ForUnits(row.count, [&](size_t unit, size_t first, size_t last) {
     if (Exponent(row.unit_max[unit], scale.max, scale.temperature) < floor) return;
-    for (size_t i = first; i < last; ++i) {
-      const float t = Exponent(row.logits[i], scale.max, scale.temperature);
-      if (t >= floor) sum += MassOfExponent(t);
+    float t[kUnit] = {}, e[kUnit];
+    const int64_t n = static_cast<int64_t>(last - first);
+    for (int64_t i = 0; i < n; ++i) {
+      t[i] = Exponent(row.logits[first + i], scale.max, scale.temperature);
     }
+    ExpShifted(t, 0, n, e, row.isa);
+    for (int64_t i = 0; i < n; ++i) sum += t[i] >= floor ? ScaleMass(e[i]) : 0;
   });
   return sum;
 }
@@ -135,14 +144,20 @@ void AddHistogram(const LogitsRow& row, const Scale& scale, uint32_t prefix, int
   const auto prefix_of = [above](uint32_t s) { return above >= 32 ? 0u : s >> above; };
   ForUnits(row.count, [&](size_t unit, size_t first, size_t last) {
     if (prefix_of(SortableLogit(row.unit_max[unit])) < prefix) return;
+    float t[kUnit], e[kUnit];
+    uint32_t bin[kUnit];
+    int64_t n = 0;
     for (size_t i = first; i < last; ++i) {
       const uint32_t s = SortableLogit(row.logits[i]);
       if (prefix_of(s) != prefix || row.logits[i] == -kInf) continue;
-      const float t = Exponent(row.logits[i], scale.max, scale.temperature);
-      if (t < scale.floor) continue;
-      const uint32_t bin = (s >> shift) & mask;
-      counts[bin] += 1;
-      masses[bin] += MassOfExponent(t);
+      t[n] = Exponent(row.logits[i], scale.max, scale.temperature);
+      bin[n] = (s >> shift) & mask;
+      if (t[n] >= scale.floor) ++n;
+    }
+    ExpShifted(t, 0, n, e, row.isa);
+    for (int64_t i = 0; i < n; ++i) {
+      counts[bin[i]] += 1;
+      masses[bin[i]] += ScaleMass(e[i]);
     }
   });
 }
@@ -157,36 +172,44 @@ int64_t CountEqual(const LogitsRow& row, uint32_t sortable) {
 Draw DrawFromRow(const LogitsRow& row, const Kept& kept, const NoiseKey& noise) {
   Draw best;
   const double temperature = kept.scale.temperature;
+  const float inverse = static_cast<float>(1 / temperature);
   const float boundary_logit = LogitOfSortable(kept.boundary);
   const size_t ties_end = kept.boundary == 0 ? 0 : EndOfTies(row, boundary_logit, kept.ties);
-  const auto unit = [&](size_t first, size_t last) {
-    for (size_t block = first; block < last; block += 4) {
-      const size_t end = std::min(last, block + 4);
-      const float top = *std::max_element(row.logits + block, row.logits + end);
-      if (top / temperature + kGumbelMost < best.score) continue;
-      const auto words = NoiseWords(noise, (row.begin + static_cast<uint32_t>(block)) / 4);
-      for (size_t i = block; i < end; ++i) {
-        const float x = row.logits[i];
-        const double scaled = x / temperature;
-        const uint32_t word = words[i - block];
-        if (scaled + GumbelBound(word) < best.score || x == -kInf) continue;
-        if (kept.boundary != 0 && x <= boundary_logit) {
-          if (x < boundary_logit || i >= ties_end) continue;
-        }
-        if (Exponent(x, kept.scale.max, kept.scale.temperature) < kept.scale.floor) continue;
-        best.Offer(scaled + Gumbel(word), x, row.begin + static_cast<uint32_t>(i));
-      }
-    }
+  const auto may_be_drawn = [&](size_t i) {
+    const float x = row.logits[i];
+    if (kept.boundary != 0 && x <= boundary_logit && (x < boundary_logit || i >= ties_end))
+      return false;
+    return x != -kInf && Exponent(x, kept.scale.max, kept.scale.temperature) >= kept.scale.floor;
   };
-  // The unit of the maximum first: its score lets most other units be passed over. The order
-  // changes nothing else.
-  const size_t units = (row.count + kUnit - 1) / kUnit;
-  const size_t likely = std::max_element(row.unit_max, row.unit_max + units) - row.unit_max;
   const auto visit = [&](size_t u) {
     if (row.unit_max[u] / temperature + kGumbelMost < best.score) return;
     if (kept.boundary != 0 && row.unit_max[u] < boundary_logit) return;
-    unit(u * kUnit, std::min(row.count, (u + 1) * kUnit));
+    const size_t first = u * kUnit, n = std::min<size_t>(kUnit, row.count - first);
+    float x[kUnit];
+    std::fill(std::copy_n(row.logits + first, n, x), x + kUnit, -kInf);
+    uint32_t words[kUnit];
+    UnitNoise(noise, row.begin + static_cast<uint32_t>(first), words);
+    // In f32, so with slack: a token that could win has |x / temperature| < |best| + 26, of which
+    // product, sum and threshold lose less than 3e-7. Comparisons with NaN and with infinities let
+    // the token pass.
+    const float enough = std::isfinite(inverse)
+                             ? static_cast<float>(best.score - 1e-3 - 1e-6 * std::abs(best.score))
+                             : -kInf;
+    int32_t may_win[kUnit], any = 0;
+    for (int i = 0; i < kUnit; ++i)
+      may_win[i] = x[i] * inverse + NoiseBound(words[i]) < enough ? 0 : 1;
+    for (int i = 0; i < kUnit; ++i) any |= may_win[i];
+    if (any == 0) return;
+    for (size_t i = 0; i < n; ++i) {
+      if (may_win[i] == 0 || !may_be_drawn(first + i)) continue;
+      best.Offer(x[i] / temperature + Gumbel(words[i]), x[i],
+                 row.begin + static_cast<uint32_t>(first + i));
+    }
   };
+  // The unit of the maximum first: its score lets most other tokens be passed over. The order
+  // changes nothing else.
+  const size_t units = (row.count + kUnit - 1) / kUnit;
+  const size_t likely = std::max_element(row.unit_max, row.unit_max + units) - row.unit_max;
   if (units > 0) visit(likely);
   for (size_t u = 0; u < units; ++u) {
     if (u != likely) visit(u);

@@ -12,6 +12,7 @@
 
 #include "absl/types/span.h"
 
+#include "kernels/base/cpu_features.h"
 #include "worker/sample/gumbel.h"
 
 namespace bitshard {
@@ -25,6 +26,7 @@ struct LogitsRow {
   const float* unit_max = nullptr;
   uint32_t begin = 0;  // a multiple of kUnit
   size_t count = 0;
+  Isa isa = Isa::kScalar;  // of exp; the bits are the same with all
 };
 
 struct RowSummary {

@@ -68,7 +68,7 @@ Sampler::Sampler(const Options& o)
       search_(o.vocab_begin, o.world),
       states_(o.max_outputs),
       unit_max_(o.max_outputs * units_),
-      scratch_(kScratch),
+      scratch_(kScratch * (o.pool == nullptr ? 1 : o.pool->threads())),
       mine_(o.max_outputs * (kHeaderWords + kCandidates)),
       all_(mine_.size() * o.world),
       merged_(o.max_outputs * kMerged),
@@ -82,7 +82,16 @@ LogitsRow Sampler::Local(size_t row) const {
   return {.logits = logits_ + row * options_.local_vocab,
           .unit_max = unit_max_.data() + row * units_,
           .begin = options_.vocab_begin,
-          .count = local_count_};
+          .count = local_count_,
+          .isa = options_.isa};
+}
+
+void Sampler::ForRows(ThreadPool::Fn fn) {
+  if (options_.pool != nullptr && rows_ > 1) {
+    options_.pool->ParallelFor(static_cast<int64_t>(rows_), fn);
+  } else {
+    for (size_t i = 0; i < rows_; ++i) fn(static_cast<int64_t>(i), 0);
+  }
 }
 
 Sampler::Header Sampler::GatheredHeader(int rank, size_t row) const {
@@ -105,7 +114,8 @@ absl::Status Sampler::Sample(absl::Span<const float> logits, absl::Span<const Sa
   return status;
 }
 
-absl::Status Sampler::Run(absl::Span<const SampleRow> rows, Collective& collective, absl::Span<SampleOutput> out) {
+absl::Status Sampler::Run(absl::Span<const SampleRow> rows, Collective& collective,
+                          absl::Span<SampleOutput> out) {
   Plan(rows);
   ScanLocal(rows);
   RETURN_IF_ERROR(
@@ -167,20 +177,19 @@ void Sampler::Plan(absl::Span<const SampleRow> rows) {
 }
 
 void Sampler::ScanLocal(absl::Span<const SampleRow> rows) {
-  for (size_t i = 0; i < rows_; ++i) {
+  ForRows([&](int64_t i, int thread) {
     const RowState& s = states_[i];
-    const RowSummary summary =
-        SummarizeRow(Local(i).logits, options_.vocab_begin, local_count_,
-                     unit_max_.data() + i * units_);
+    const RowSummary summary = SummarizeRow(Local(i).logits, options_.vocab_begin, local_count_,
+                                            unit_max_.data() + i * units_);
     Header header{.max = summary.max,
                   .token = summary.token,
                   .bad = summary.bad ? 1u : 0u,
                   .n_candidates = 0,
                   .draw = {}};
+    const auto scratch = absl::MakeSpan(scratch_).subspan(thread * kScratch, kScratch);
     const auto candidates = absl::MakeSpan(mine_).subspan(s.candidates_at, s.n_candidates);
     if (!summary.bad) {
-      header.n_candidates =
-          static_cast<uint32_t>(TopTokens(Local(i), absl::MakeSpan(scratch_), candidates));
+      header.n_candidates = static_cast<uint32_t>(TopTokens(Local(i), scratch, candidates));
       if (s.filter == Filter::kNone) {
         header.draw =
             DrawFromRow(Local(i), {.scale = {.temperature = s.temperature}}, NoiseOf(rows[i]));
@@ -189,7 +198,7 @@ void Sampler::ScanLocal(absl::Span<const SampleRow> rows) {
     std::fill(candidates.begin() + header.n_candidates, candidates.end(), 0);
     const auto words = std::bit_cast<std::array<uint64_t, kHeaderWords>>(header);
     std::copy(words.begin(), words.end(), mine_.begin() + i * kHeaderWords);
-  }
+  });
 }
 
 absl::Status Sampler::Merge(size_t row, const SampleRow& params, SampleOutput& out) {
@@ -296,20 +305,20 @@ bool Sampler::TryTopP(RowState& s, size_t most, const NoiseKey& noise) {
 }
 
 absl::Status Sampler::ReduceSums(absl::Span<const SampleRow> rows, Collective& collective) {
-  size_t n = 0;
+  bool any = false;
+  for (size_t i = 0; i < rows_; ++i) any = any || states_[i].wants_raw_sum || states_[i].wants_mass;
+  if (!any) return absl::OkStatus();
+  ForRows([&](int64_t i, int) {
+    const RowState& s = states_[i];
+    sums_[2 * i] = s.wants_raw_sum ? RawSum(Local(i), s.max) : 0;
+    sums_[2 * i + 1] = s.wants_mass ? MassSum(Local(i), s.kept.scale) : 0;
+  });
+  RETURN_IF_ERROR(collective.AllReduceSum(absl::MakeSpan(sums_).first(2 * rows_)));
   for (size_t i = 0; i < rows_; ++i) {
     RowState& s = states_[i];
-    if (s.wants_raw_sum) sums_[n++] = RawSum(Local(i), s.max);
-    if (s.wants_mass) sums_[n++] = MassSum(Local(i), s.kept.scale);
-  }
-  if (n == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(collective.AllReduceSum(absl::MakeSpan(sums_).first(n)));
-  n = 0;
-  for (size_t i = 0; i < rows_; ++i) {
-    RowState& s = states_[i];
-    if (s.wants_raw_sum) s.raw_sum = sums_[n++];
+    s.raw_sum = sums_[2 * i];
     if (!s.wants_mass) continue;
-    s.mass = sums_[n++];
+    s.mass = sums_[2 * i + 1];
     s.target = TopPTarget(s.top_p, s.mass);
     TryTopP(s, s.above_floor, NoiseOf(rows[i]));
   }

@@ -14,7 +14,7 @@
 //   contain what is kept; rare 1 all-gather        with these, or when min-p alone keeps more than
 //   the candidates
 //
-// One thread. Bind allocates, Sample does not.
+// One thread (and its pool). Bind allocates, Sample does not.
 #pragma once
 
 #include <array>
@@ -26,6 +26,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
+#include "kernels/base/cpu_features.h"
+#include "kernels/base/thread_pool.h"
 #include "worker/collective/collective.h"
 #include "worker/sample/boundary_search.h"
 #include "worker/sample/params.h"
@@ -63,6 +65,8 @@ class Sampler {
     uint32_t local_vocab = 0;  // padding included; may be 0
     int max_outputs = 1;       // most rows of a call
     int world = 1;
+    Isa isa = Isa::kScalar;      // which exp runs; the bits are the same with all
+    ThreadPool* pool = nullptr;  // shares out rows; outlives the sampler
   };
   // How many candidates a rank sends for a row, most.
   static constexpr int kCandidates = 128;
@@ -112,7 +116,8 @@ class Sampler {
 
   explicit Sampler(const Options& options);
 
-  absl::Status Run(absl::Span<const SampleRow> rows, Collective& collective, absl::Span<SampleOutput> out);
+  absl::Status Run(absl::Span<const SampleRow> rows, Collective& collective,
+                   absl::Span<SampleOutput> out);
   void Plan(absl::Span<const SampleRow> rows);
   void ScanLocal(absl::Span<const SampleRow> rows);
   absl::Status Merge(size_t row, const SampleRow& params, SampleOutput& out);
@@ -126,6 +131,7 @@ class Sampler {
   absl::Status DrawLater(absl::Span<const SampleRow> rows, Collective& collective);
 
   LogitsRow Local(size_t row) const;
+  void ForRows(ThreadPool::Fn fn);
   Header GatheredHeader(int rank, size_t row) const;
 
   const Options options_;
@@ -138,11 +144,11 @@ class Sampler {
 
   std::vector<RowState> states_;
   std::vector<float> unit_max_;    // [row][units]
-  std::vector<uint64_t> scratch_;  // of TopTokens
+  std::vector<uint64_t> scratch_;  // of TopTokens, [thread][kScratch]
   std::vector<uint64_t> mine_;     // headers, then candidates
   std::vector<uint64_t> all_;      // [world] of these
   std::vector<uint64_t> merged_;   // [row][kMerged]
-  std::vector<int64_t> sums_;
+  std::vector<int64_t> sums_;      // [row][raw sum, mass]
   std::vector<SearchTask> tasks_;
   std::vector<Draw> my_draws_, all_draws_;
 };

@@ -1,10 +1,9 @@
 // OpenCheckpoint on the fixtures, and on what people give by mistake.
 #include "coordinator/checkpoint/checkpoint.h"
 
-#include <sys/stat.h>
-
 #include <filesystem>
 #include <string>
+#include <sys/stat.h>
 #include <variant>
 
 #include "absl/strings/match.h"
@@ -27,8 +26,8 @@ void ExpectError(const std::string& path, absl::StatusCode code, const std::stri
 // A copy of tiny-llama-q whose files a test may change.
 std::string CopyOfTinyLlamaQ() {
   const std::string folder = TempFolder() + "/model";
-  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                           "chat_template.jinja", "model.safetensors"}) {
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json",
+                           "tokenizer_config.json", "chat_template.jinja", "model.safetensors"}) {
     WriteFile(folder + "/" + name, ReadFile(GoldenModel("tiny-llama-q") + "/" + name));
   }
   return folder;
@@ -62,7 +61,8 @@ TEST(Checkpoint, ReadsAHuggingFaceFolder) {
   EXPECT_EQ(checkpoint->eos_ids, (std::vector<int32_t>{2}));
   EXPECT_EQ(checkpoint->bos_token, "<|endoftext|>");
   EXPECT_EQ(checkpoint->eos_token, "<|im_end|>");
-  EXPECT_EQ(checkpoint->chat_template, ReadFile(GoldenModel("tiny-llama") + "/chat_template.jinja"));
+  EXPECT_EQ(checkpoint->chat_template,
+            ReadFile(GoldenModel("tiny-llama") + "/chat_template.jinja"));
   const auto* const tokenizer = std::get_if<HfTokenizerFiles>(&checkpoint->tokenizer);
   ASSERT_NE(tokenizer, nullptr);
   EXPECT_EQ(tokenizer->tokenizer_json.size(), 124462);
@@ -156,8 +156,9 @@ TEST(Checkpoint, EosIdsAreTheUnionOfBothConfigs) {
 
 TEST(Checkpoint, ATemplateFileWinsOverTheTokenizersConfig) {
   const std::string folder = CopyOfTinyLlamaQ();
-  WriteFile(folder + "/tokenizer_config.json",
-            R"({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}],
+  WriteFile(
+      folder + "/tokenizer_config.json",
+      R"({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}],
                 "bos_token": {"content": "<b>", "lstrip": false}, "eos_token": null})");
   EXPECT_NE(OpenCheckpoint(folder)->chat_template, "D");
   fs::remove(folder + "/chat_template.jinja");
@@ -170,7 +171,8 @@ TEST(Checkpoint, ATemplateFileWinsOverTheTokenizersConfig) {
 
 TEST(Checkpoint, SideFilesMayBeMissing) {
   const std::string folder = CopyOfTinyLlamaQ();
-  for (const char* name : {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+  for (const char* name : {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                           "chat_template.jinja"}) {
     fs::remove(folder + "/" + name);
   }
   const auto checkpoint = OpenCheckpoint(folder);
@@ -181,19 +183,26 @@ TEST(Checkpoint, SideFilesMayBeMissing) {
 
 TEST(Checkpoint, WhatIsNoCheckpointIsRefusedWithTheReason) {
   const std::string folder = TempFolder();
-  ExpectError("", absl::StatusCode::kInvalidArgument, "give a Hugging Face model folder or a GGUF file");
+  ExpectError("", absl::StatusCode::kInvalidArgument,
+              "give a Hugging Face model folder or a GGUF file");
   ExpectError(folder + "/nothing", absl::StatusCode::kNotFound, "does not exist");
   ExpectError(folder, absl::StatusCode::kInvalidArgument, "neither a config.json nor a GGUF file");
-  ExpectError(WriteFile(folder + "/a/notes.txt", "hello"), absl::StatusCode::kInvalidArgument, "is not a checkpoint");
+  ExpectError(WriteFile(folder + "/a/notes.txt", "hello"), absl::StatusCode::kInvalidArgument,
+              "is not a checkpoint");
   ExpectError(WriteFile(folder + "/b/m.gguf", ""), absl::StatusCode::kDataLoss, "is empty");
-  ExpectError(WriteFile(folder + "/c/m.gguf", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+  ExpectError(WriteFile(folder + "/c/m.gguf",
+                        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
               absl::StatusCode::kDataLoss, "Git-LFS pointer");
-  ExpectError(WriteFile(folder + "/d/m.gguf", "<html>404</html>"), absl::StatusCode::kDataLoss, "does not begin with");
-  ExpectError(WriteFile(folder + "/e/model.safetensors", "12345678{}"), absl::StatusCode::kInvalidArgument,
-              "give its folder");
-  ExpectError(WriteFile(folder + "/f/weights.bin", "anything"), absl::StatusCode::kUnimplemented, "pickle");
-  ExpectError(WriteFile(folder + "/g/model", std::string("PK\3\4zip", 7)), absl::StatusCode::kUnimplemented, "pickle");
-  ExpectError(GoldenModel("tiny-llama") + "/config.json", absl::StatusCode::kInvalidArgument, "is not a checkpoint");
+  ExpectError(WriteFile(folder + "/d/m.gguf", "<html>404</html>"), absl::StatusCode::kDataLoss,
+              "does not begin with");
+  ExpectError(WriteFile(folder + "/e/model.safetensors", "12345678{}"),
+              absl::StatusCode::kInvalidArgument, "give its folder");
+  ExpectError(WriteFile(folder + "/f/weights.bin", "anything"), absl::StatusCode::kUnimplemented,
+              "pickle");
+  ExpectError(WriteFile(folder + "/g/model", std::string("PK\3\4zip", 7)),
+              absl::StatusCode::kUnimplemented, "pickle");
+  ExpectError(GoldenModel("tiny-llama") + "/config.json", absl::StatusCode::kInvalidArgument,
+              "is not a checkpoint");
   const std::string fifo = folder + "/fifo.gguf";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   ExpectError(fifo, absl::StatusCode::kInvalidArgument, "not a regular file");
@@ -209,13 +218,16 @@ TEST(Checkpoint, DamagedFoldersAreRefusedWithTheReason) {
   ExpectError(folder, absl::StatusCode::kDataLoss, "config.json: no valid JSON at byte");
   WriteFile(folder + "/config.json", config);
   WriteFile(folder + "/generation_config.json", "[]");
-  ExpectError(folder, absl::StatusCode::kInvalidArgument, "generation_config.json is not a JSON object");
+  ExpectError(folder, absl::StatusCode::kInvalidArgument,
+              "generation_config.json is not a JSON object");
   fs::remove(folder + "/generation_config.json");
   WriteFile(folder + "/tokenizer_config.json", R"({"bos_token": 1})");
-  ExpectError(folder, absl::StatusCode::kInvalidArgument, "\"bos_token\" is not the text of a token");
+  ExpectError(folder, absl::StatusCode::kInvalidArgument,
+              "\"bos_token\" is not the text of a token");
   fs::remove(folder + "/tokenizer_config.json");
 
-  WriteFile(folder + "/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+  WriteFile(folder + "/model.safetensors",
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
   ExpectError(folder, absl::StatusCode::kDataLoss, "Git-LFS pointer");
   fs::remove(folder + "/model.safetensors");
   ExpectError(folder, absl::StatusCode::kNotFound, "no *.safetensors weights");
@@ -226,7 +238,8 @@ TEST(Checkpoint, DamagedFoldersAreRefusedWithTheReason) {
 TEST(Checkpoint, UndeclaredQuantizationIsRefused) {
   const std::string folder = CopyOfTinyLlamaQ();
   WriteFile(folder + "/quantize_config.json", "{}");
-  ExpectError(folder, absl::StatusCode::kUnimplemented, "quantize_config.json declares a quantization");
+  ExpectError(folder, absl::StatusCode::kUnimplemented,
+              "quantize_config.json declares a quantization");
 }
 
 }  // namespace

@@ -24,11 +24,15 @@ class GgufConfig : public testing::Test {
   }
   void SetStrings(const std::string& key, std::vector<std::string> strings) {
     const uint64_t count = strings.size();
-    Set(key, GgufArray{.type = GgufValueType::kString, .count = count, .bytes = "", .strings = std::move(strings)});
+    Set(key, GgufArray{.type = GgufValueType::kString,
+                       .count = count,
+                       .bytes = "",
+                       .strings = std::move(strings)});
   }
   void AddTensor(const std::string& name) {
     if (index_.files().empty()) index_.AddFile({});
-    EXPECT_TRUE(index_.Add({.name = name, .source_name = name, .format = "f32", .shape = {8}}).ok());
+    EXPECT_TRUE(
+        index_.Add({.name = name, .source_name = name, .format = "f32", .shape = {8}}).ok());
   }
   void ExpectError(absl::StatusCode code, const std::string& part) {
     const absl::Status status = GgufModelConfig(metadata_, index_).status();
@@ -53,12 +57,15 @@ TEST_F(GgufConfig, MissingKeysHaveTheirDefaults) {
 }
 
 TEST_F(GgufConfig, PerLayerListsMustAgree) {
-  Set("llama.attention.head_count_kv",
-      GgufArray{.type = GgufValueType::kU16, .count = 2, .bytes = std::string("\2\0\2\0", 4), .strings = {}});
+  Set("llama.attention.head_count_kv", GgufArray{.type = GgufValueType::kU16,
+                                                 .count = 2,
+                                                 .bytes = std::string("\2\0\2\0", 4),
+                                                 .strings = {}});
   EXPECT_EQ(GgufModelConfig(metadata_, index_)->kv_heads, 2);
   Set("llama.feed_forward_length",
       GgufArray{.type = GgufValueType::kU8, .count = 2, .bytes = "\2\3", .strings = {}});
-  ExpectError(absl::StatusCode::kUnimplemented, "'llama.feed_forward_length' differs between layers");
+  ExpectError(absl::StatusCode::kUnimplemented,
+              "'llama.feed_forward_length' differs between layers");
 }
 
 TEST_F(GgufConfig, RopeScalings) {
@@ -74,7 +81,8 @@ TEST_F(GgufConfig, RopeScalings) {
 
 TEST_F(GgufConfig, RopeDivisorsAreATensor) {
   AddTensor(kGgufRopeDivisors);
-  EXPECT_EQ(std::get<RopeConfig::Divisors>(GgufModelConfig(metadata_, index_)->rope.scaling).tensor, "rope_freqs.weight");
+  EXPECT_EQ(std::get<RopeConfig::Divisors>(GgufModelConfig(metadata_, index_)->rope.scaling).tensor,
+            "rope_freqs.weight");
   Set("llama.rope.scaling.type", std::string("linear"));
   Set("llama.rope.scaling.factor", 2.0);
   ExpectError(absl::StatusCode::kUnimplemented, "together with rope scaling 'linear'");
@@ -82,7 +90,8 @@ TEST_F(GgufConfig, RopeDivisorsAreATensor) {
 
 TEST_F(GgufConfig, UnknownRopeScalingIsRefusedWithTheKnownOnes) {
   Set("llama.rope.scaling.type", std::string("longrope"));
-  ExpectError(absl::StatusCode::kUnimplemented, "'longrope' is not supported; supported are none, linear, yarn");
+  ExpectError(absl::StatusCode::kUnimplemented,
+              "'longrope' is not supported; supported are none, linear, yarn");
 }
 
 TEST_F(GgufConfig, ScalingNeedsAFactor) {
@@ -92,7 +101,8 @@ TEST_F(GgufConfig, ScalingNeedsAFactor) {
 
 TEST_F(GgufConfig, SizesAreBounded) {
   Set("llama.block_count", uint64_t{1025});
-  ExpectError(absl::StatusCode::kInvalidArgument, "'llama.block_count' is not a whole number from 0 to 1024");
+  ExpectError(absl::StatusCode::kInvalidArgument,
+              "'llama.block_count' is not a whole number from 0 to 1024");
 }
 
 TEST_F(GgufConfig, NegativeSizesAreRefused) {
@@ -115,7 +125,8 @@ TEST_F(GgufConfig, TheVocabularyMustHoldTheTokensAndTheirIds) {
   SetStrings("tokenizer.ggml.tokens", {"a", "b", "c"});
   EXPECT_EQ(GgufModelConfig(metadata_, index_)->vocab_size, 3);
   Set("tokenizer.ggml.eos_token_id", uint64_t{3});
-  ExpectError(absl::StatusCode::kInvalidArgument, "'tokenizer.ggml.eos_token_id' is 3 but there are 3 tokens");
+  ExpectError(absl::StatusCode::kInvalidArgument,
+              "'tokenizer.ggml.eos_token_id' is 3 but there are 3 tokens");
   EXPECT_FALSE(ReadGgufVocab(metadata_).ok());
 }
 
@@ -132,7 +143,8 @@ TEST_F(GgufConfig, AnArchitectureIsNeeded) {
 
 TEST_F(GgufConfig, TokenListsOfDifferentLengthsAreRefused) {
   SetStrings("tokenizer.ggml.tokens", {"a", "b", "c"});
-  Set("tokenizer.ggml.token_type", GgufArray{.type = GgufValueType::kU8, .count = 2, .bytes = "\1\1", .strings = {}});
+  Set("tokenizer.ggml.token_type",
+      GgufArray{.type = GgufValueType::kU8, .count = 2, .bytes = "\1\1", .strings = {}});
   const absl::Status status = ReadGgufVocab(metadata_).status();
   EXPECT_TRUE(absl::StrContains(status.message(), "3 tokens but 2 token types")) << status;
 }

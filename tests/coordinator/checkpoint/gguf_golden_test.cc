@@ -1,4 +1,5 @@
-// The dequantized weights of real GGUF files, against the SHA-256 sums of what the gguf package makes of them.
+// The dequantized weights of real GGUF files, against the SHA-256 sums of what the gguf package
+// makes of them.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -16,7 +17,8 @@
 namespace bitshard {
 namespace {
 
-// The goldens are in Hugging Face order: row 2j + s of a head in the file is row s * head_dim / 2 + j there.
+// The goldens are in Hugging Face order: row 2j + s of a head in the file is row s * head_dim / 2 +
+// j there.
 std::vector<float> UnpermuteHeads(const std::vector<float>& in, uint64_t cols, uint64_t head_dim) {
   std::vector<float> out(in.size());
   for (uint64_t row = 0; row < in.size() / cols; ++row) {
@@ -41,13 +43,15 @@ TEST_P(GgufGolden, DecodesToTheReferencesBits) {
     ASSERT_NE(tensor, nullptr) << name;
     const auto* const bytes = reinterpret_cast<const uint8_t*>(file.data()) + tensor->offset;
     std::vector<float> values(tensor->rows * tensor->cols);
-    FindFormat(tensor->format)->Decode({bytes, tensor->bytes}, tensor->rows, tensor->cols, values.data());
+    FindFormat(tensor->format)
+        ->Decode({bytes, tensor->bytes}, tensor->rows, tensor->cols, values.data());
     if (absl::EndsWith(name, "q_proj.weight") || absl::EndsWith(name, "k_proj.weight")) {
       values = UnpermuteHeads(values, tensor->cols, checkpoint->config.head_dim);
     }
     Sha256 sha;
     sha.Add({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
-    EXPECT_EQ(sha.HexDigest(), expected["tool_f32_sha256"].get<std::string>()) << name << " in " << tensor->format;
+    EXPECT_EQ(sha.HexDigest(), expected["tool_f32_sha256"].get<std::string>())
+        << name << " in " << tensor->format;
     ++checked;
   }
   EXPECT_EQ(checked, checkpoint->index.tensors().size());

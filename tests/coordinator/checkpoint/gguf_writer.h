@@ -34,7 +34,9 @@ class GgufWriter {
   }
   GgufWriter& U32(std::string_view key, uint32_t value) { return Raw(key, 4, LittleEndian(value)); }
   GgufWriter& F32(std::string_view key, float value) { return Raw(key, 6, LittleEndian(value)); }
-  GgufWriter& String(std::string_view key, std::string_view value) { return Raw(key, 8, GgufString(value)); }
+  GgufWriter& String(std::string_view key, std::string_view value) {
+    return Raw(key, 8, GgufString(value));
+  }
   GgufWriter& Strings(std::string_view key, const std::vector<std::string>& values) {
     std::string bytes = LittleEndian<uint32_t>(8) + LittleEndian<uint64_t>(values.size());
     for (const std::string& value : values) bytes += GgufString(value);
@@ -47,14 +49,16 @@ class GgufWriter {
   }
 
   // `dims` as stored, the contiguous one first.
-  GgufWriter& Tensor(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type, std::string data) {
+  GgufWriter& Tensor(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type,
+                     std::string data) {
     const uint64_t offset = data_.size();
     data_ += data;
     data_.resize((data_.size() + alignment - 1) / alignment * alignment, '\0');
     return TensorAt(name, dims, type, offset);
   }
   // An entry alone; its data are not checked.
-  GgufWriter& TensorAt(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset) {
+  GgufWriter& TensorAt(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type,
+                       uint64_t offset) {
     tensors_ += GgufString(name) + LittleEndian(static_cast<uint32_t>(dims.size()));
     for (uint64_t dim : dims) tensors_ += LittleEndian(dim);
     tensors_ += LittleEndian(type) + LittleEndian(offset);
@@ -65,7 +69,8 @@ class GgufWriter {
   std::string Build() const { return Build(tensor_count_, metadata_count_); }
   // With counts of one's own choice.
   std::string Build(uint64_t tensor_count, uint64_t metadata_count) const {
-    std::string file = "GGUF" + LittleEndian(version) + LittleEndian(tensor_count) + LittleEndian(metadata_count);
+    std::string file =
+        "GGUF" + LittleEndian(version) + LittleEndian(tensor_count) + LittleEndian(metadata_count);
     file += metadata_ + tensors_;
     file.resize((file.size() + alignment - 1) / alignment * alignment, '\0');
     return file + data_;

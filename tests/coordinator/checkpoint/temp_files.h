@@ -17,7 +17,8 @@ inline std::string TempFolder() {
   std::string name = std::string(test->test_suite_name()) + "." + test->name();
   for (char& c : name) c = c == '/' ? '_' : c;
   const char* const base = std::getenv("TEST_TMPDIR");
-  const std::filesystem::path folder = std::filesystem::path(base == nullptr ? testing::TempDir() : base) / name;
+  const std::filesystem::path folder =
+      std::filesystem::path(base == nullptr ? testing::TempDir() : base) / name;
   std::filesystem::create_directories(folder);
   return folder.string();
 }

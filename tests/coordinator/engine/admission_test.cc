@@ -1,5 +1,6 @@
 #include "coordinator/engine/admission.h"
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ class AdmissionTest : public testing::Test {
     options.max_waiting = 3;
     options.max_waiting_tokens = 100;
     options.context_tokens = 2000;
+    options.vocab_size = 500;
     return options;
   }
   GenerateRequest Request(uint32_t prompt = 10, uint32_t max_tokens = 5) {
@@ -35,7 +37,9 @@ class AdmissionTest : public testing::Test {
     request.max_tokens = max_tokens;
     return request;
   }
-  absl::Status Admit(const GenerateRequest& request) { return admission_.Admit(request, now_).status(); }
+  absl::Status Admit(const GenerateRequest& request) {
+    return admission_.Admit(request, now_).status();
+  }
 
   const absl::Time now_ = absl::FromUnixSeconds(1000);
   int next_name_ = 0;
@@ -48,9 +52,32 @@ TEST_F(AdmissionTest, BadFieldsAreInvalidArgumentWithTheField) {
   EXPECT_EQ(Admit(Request(1, 0)).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Admit(Request(1990, 11)).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Admit(Request(1, 0xFFFFFFFFu)).code(), absl::StatusCode::kInvalidArgument);
+  GenerateRequest outside = Request();
+  outside.prompt_tokens[3] = 500;
+  EXPECT_EQ(Admit(outside).code(), absl::StatusCode::kInvalidArgument);
   GenerateRequest negative = Request();
   negative.prompt_tokens[3] = -1;
   EXPECT_EQ(Admit(negative).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(AdmissionTest, SamplingThatWorkersWouldRefuseNeverReachesThem) {
+  const float nan = std::nanf("");
+  for (float temperature : {-1.0f, nan, HUGE_VALF}) {
+    GenerateRequest request = Request();
+    request.temperature = temperature;
+    EXPECT_EQ(Admit(request).code(), absl::StatusCode::kInvalidArgument) << temperature;
+  }
+  for (float bad : {-0.1f, 1.1f, nan}) {
+    GenerateRequest request = Request();
+    request.top_p = bad;
+    EXPECT_EQ(Admit(request).code(), absl::StatusCode::kInvalidArgument) << bad;
+    request = Request();
+    request.min_p = bad;
+    EXPECT_EQ(Admit(request).code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+  GenerateRequest request = Request();
+  request.top_logprobs = 21;
+  EXPECT_EQ(Admit(request).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(AdmissionTest, RequestThatCanNeverFitThePoolIsFailedPrecondition) {

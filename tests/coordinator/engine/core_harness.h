@@ -1,4 +1,5 @@
-// An EngineCore on a virtual clock, over a FakeExecutor that runs a step only when the test says so. One thread.
+// An EngineCore on a virtual clock, over a FakeExecutor that runs a step only when the test says
+// so. One thread.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +43,8 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
       : tokenizer_(MakeByteTokenizer()),
         executor_([&] {
           executor_options.mode = FakeExecutor::Mode::kManual;
-          if (executor_options.worker.next_token == nullptr) executor_options.worker.vocab_size = kByteTokenizerVocab;
+          if (executor_options.worker.next_token == nullptr)
+            executor_options.worker.vocab_size = kByteTokenizerVocab;
           return executor_options;
         }()),
         admission_(options, &metrics_),
@@ -112,7 +114,9 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
     core_.GroupReady(info, now_);
     Publish();
   }
-  void OnStepDone(std::unique_ptr<internal::StepResult> result) override { core_.StepDone(*result, now_); }
+  void OnStepDone(std::unique_ptr<internal::StepResult> result) override {
+    core_.StepDone(*result, now_);
+  }
   void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) override {
     core_.GroupLost(term, epoch, why, now_);
     Publish();
@@ -162,8 +166,10 @@ inline GenerateRequest Request(const std::string& prompt, uint32_t max_tokens) {
 
 // A worker that always answers with the bytes of `text`, over and over.
 inline FakeWorker::NextToken Reciting(std::string text, uint32_t n_prompt) {
-  return [text = std::move(text), n_prompt](absl::Span<const uint32_t> history, const internal::SamplingParams&) {
-    return static_cast<uint32_t>(static_cast<unsigned char>(text[(history.size() - n_prompt) % text.size()]));
+  return [text = std::move(text), n_prompt](absl::Span<const uint32_t> history,
+                                            const internal::SamplingParams&) {
+    return static_cast<uint32_t>(
+        static_cast<unsigned char>(text[(history.size() - n_prompt) % text.size()]));
   };
 }
 

@@ -122,7 +122,7 @@ TEST(EngineCore, CancelEndsCancelledAndFreesTheBlocks) {
   engine.Cancel("x");
   EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(engine.Stats().blocks_free, 64u);
-  engine.Cancel("x");  // too late: nothing happens
+  engine.Cancel("x");                               // too late: nothing happens
   EXPECT_EQ(engine.Send(request)->ended(), false);  // the name is free again
 }
 
@@ -209,7 +209,9 @@ TEST(EngineCore, NewsOfAnOldEpochIsIgnored) {
 TEST(EngineCore, NonFiniteLogitsEndThatRequestAloneAndItsBlocksAreSetAside) {
   FakeExecutor::Options group = Group(64);
   group.worker.vocab_size = kByteTokenizerVocab;
-  group.worker.non_finite = [](absl::Span<const uint32_t> history) { return history[0] == 'b' && history.size() == 20; };
+  group.worker.non_finite = [](absl::Span<const uint32_t> history) {
+    return history[0] == 'b' && history.size() == 20;
+  };
   CoreHarness engine({}, group);
   engine.MakeReady();
   const auto good = engine.Send(Request("abcd", 30));
@@ -235,7 +237,8 @@ TEST(EngineCore, MissingOutputEndsTheRequestInternal) {
 
 TEST(EngineCore, TokenOutOfRangeEndsTheRequestInternal) {
   CoreHarness engine({}, Group(64));
-  engine.executor().set_tamper([](internal::StepResult* result) { result->mutable_outputs(0)->set_token(0xFFFFFFFFu); });
+  engine.executor().set_tamper(
+      [](internal::StepResult* result) { result->mutable_outputs(0)->set_token(0xFFFFFFFFu); });
   engine.MakeReady();
   const auto sink = engine.Send(Request("abcd", 30));
   engine.Step();

@@ -29,11 +29,13 @@ class EngineTest : public testing::Test {
     engine_->Start();
     if (group.ready_at_start) AwaitReady();
   }
-  // The group's events reach the engine through its inbox, after the requests' callers may have come.
+  // The group's events reach the engine through its inbox, after the requests' callers may have
+  // come.
   void AwaitReady() {
     while (engine_->Stats().group != EngineStats::GroupState::kReady) std::this_thread::yield();
   }
-  static GenerateRequest Request(const std::string& id, uint32_t prompt_tokens, uint32_t max_tokens) {
+  static GenerateRequest Request(const std::string& id, uint32_t prompt_tokens,
+                                 uint32_t max_tokens) {
     GenerateRequest request;
     request.request_id = id;
     request.prompt_tokens.assign(prompt_tokens, 'a');
@@ -70,7 +72,8 @@ TEST_F(EngineTest, GroupThatIsStillFormingIsUnavailable) {
   FakeExecutor::Options group;
   group.ready_at_start = false;
   StartEngine({}, group);
-  const absl::Status status = engine_->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>());
+  const absl::Status status =
+      engine_->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ErrorReason(status), std::string(kReasonGroupNotReady));
   executor_->MakeReady();
@@ -167,8 +170,10 @@ TEST_F(EngineTest, DrainLetsLiveRequestsFinishAndTakesNoNewOnes) {
   for (int i = 0; status.ok(); ++i) {
     auto next = std::make_shared<RecordingSink>();
     status = engine_->Submit(Request("b" + std::to_string(i), 1, 1), next);
-    if (status.code() == absl::StatusCode::kResourceExhausted) status = absl::OkStatus();
-    else if (status.ok()) taken.push_back(next);
+    if (status.code() == absl::StatusCode::kResourceExhausted)
+      status = absl::OkStatus();
+    else if (status.ok())
+      taken.push_back(next);
   }
   EXPECT_EQ(ErrorReason(status), std::string(kReasonDraining));
   executor_->Release();
@@ -236,7 +241,8 @@ TEST_F(EngineTest, NothingIsLostUnderConcurrentCallersAndLostGroups) {
         GenerateRequest request = Request(std::to_string(i), 1 + random() % 40, 1 + random() % 30);
         request.caller = name;
         request.priority = static_cast<int32_t>(random() % 3);
-        if (random() % 4 == 0) request.deadline = absl::Now() + absl::Microseconds(random() % 20000);
+        if (random() % 4 == 0)
+          request.deadline = absl::Now() + absl::Microseconds(random() % 20000);
         auto sink = std::make_shared<RecordingSink>();
         if (engine_->Submit(request, sink).ok()) {
           ++accepted;
@@ -254,7 +260,8 @@ TEST_F(EngineTest, NothingIsLostUnderConcurrentCallersAndLostGroups) {
     while (callers_left > 0) {
       const EngineStats stats = engine_->Stats();
       EXPECT_EQ(stats.received, stats.finished + stats.rejected + stats.waiting + stats.running);
-      EXPECT_EQ(stats.blocks_total, stats.blocks_free + stats.blocks_used + stats.blocks_quarantined);
+      EXPECT_EQ(stats.blocks_total,
+                stats.blocks_free + stats.blocks_used + stats.blocks_quarantined);
       std::this_thread::yield();
     }
   });

@@ -135,7 +135,8 @@ TEST_F(TextStreamTest, StopStringOfTheReplacementCharacterMatchesAtTheEnd) {
   EXPECT_EQ(outcome.shown, "a");
 }
 
-// A few letters and short stops over them, so that matches and near matches are frequent; the truth is a plain search.
+// A few letters and short stops over them, so that matches and near matches are frequent; the truth
+// is a plain search.
 TEST_F(TextStreamTest, AgreesWithAPlainSearchOnRandomText) {
   for (uint32_t seed = 1; seed <= 2000; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -164,7 +165,8 @@ TEST_F(TextStreamTest, AgreesWithAPlainSearchOnRandomText) {
     ASSERT_TRUE(outcome.end.has_value());
     ASSERT_EQ(outcome.end->reason, stops ? FinishReason::kStop : FinishReason::kLength) << text;
     ASSERT_EQ(outcome.shown, stops ? text.substr(0, best_begin) : text);
-    ASSERT_EQ(outcome.end->matched_stop, stops ? text.substr(best_begin, best_end - best_begin) : "");
+    ASSERT_EQ(outcome.end->matched_stop,
+              stops ? text.substr(best_begin, best_end - best_begin) : "");
     ASSERT_EQ(outcome.tokens, stops ? best_end : text.size());
   }
 }

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "coordinator/fleet/group.h"
+#include "kernels/base/log.h"
 
 namespace bitshard {
 
@@ -46,7 +47,7 @@ class GroupHarness : public GroupOutput {
   }
 
   explicit GroupHarness(uint32_t world) : GroupHarness(DefaultOptions(world)) {}
-  explicit GroupHarness(GroupOptions options) : group(std::move(options), this) {}
+  explicit GroupHarness(GroupOptions options) : group(std::move(options), this) { InitLogging("test", "error"); }
 
   // GroupOutput: what came out, as text and whole.
   void Send(absl::Span<const ConnectionId> to, const internal::CoordinatorMessage& message) override {

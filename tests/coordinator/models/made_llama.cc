@@ -9,9 +9,13 @@ namespace {
 
 class IndexMaker {
  public:
-  explicit IndexMaker(std::string format) : format_(std::move(format)) { index_.AddFile({.path = "/made/made.gguf"}); }
+  explicit IndexMaker(std::string format) : format_(std::move(format)) {
+    index_.AddFile({.path = "/made/made.gguf"});
+  }
 
-  void Matrix(const std::string& name, uint64_t rows, uint64_t cols) { Add(name, format_, {rows, cols}); }
+  void Matrix(const std::string& name, uint64_t rows, uint64_t cols) {
+    Add(name, format_, {rows, cols});
+  }
   void Vector(const std::string& name, uint64_t cols) { Add(name, "f32", {cols}); }
   TensorIndex Take() { return std::move(index_); }
 

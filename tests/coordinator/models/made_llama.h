@@ -11,11 +11,12 @@ namespace bitshard {
 // hidden 128, 2 layers, 8 heads and 4 KV heads of 16, MLP 320 = 5 units, vocabulary 512 = 8 units.
 ModelConfig SmallLlamaConfig();
 
-// SmolLM2-135M's sizes with `layers` layers: hidden 576, 9 heads and 3 KV heads of 64, MLP 1536, vocabulary 49152, tied.
+// SmolLM2-135M's sizes with `layers` layers: hidden 576, 9 heads and 3 KV heads of 64, MLP 1536,
+// vocabulary 49152, tied.
 ModelConfig SmolLm2Config(uint32_t layers);
 
-// The tensors that `config` wants, one after the other in "made.gguf", matrices in `format` and vectors in f32. Names are
-// canonical; the model digest is set.
+// The tensors that `config` wants, one after the other in "made.gguf", matrices in `format` and
+// vectors in f32. Names are canonical; the model digest is set.
 TensorIndex MadeLlamaIndex(const ModelConfig& config, const std::string& format);
 
 }  // namespace bitshard

@@ -70,7 +70,8 @@ TEST(BlockPoolDeathTest, ReleasingTwiceDies) {
   EXPECT_DEATH(pool.Release(id), "released twice");
 }
 
-// Random owners take, share and drop blocks; after each move the counts are recomputed from the owners' tables.
+// Random owners take, share and drop blocks; after each move the counts are recomputed from the
+// owners' tables.
 TEST(BlockPool, CountsAndReferencesHoldUnderRandomUse) {
   for (uint32_t seed = 1; seed <= 200; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);

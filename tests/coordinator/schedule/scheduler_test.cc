@@ -17,17 +17,23 @@ SequenceSpec Spec(SequenceId id, uint32_t n_prompt, uint32_t max_tokens, int32_t
   SequenceSpec spec;
   spec.id = id;
   spec.priority = priority;
-  for (uint32_t i = 0; i < n_prompt; ++i) spec.prompt.push_back(100 * static_cast<uint32_t>(id) + i);
+  for (uint32_t i = 0; i < n_prompt; ++i)
+    spec.prompt.push_back(100 * static_cast<uint32_t>(id) + i);
   spec.max_tokens = max_tokens;
   spec.sampling.set_seed(id);
   return spec;
 }
 
 SchedulerLimits Limits(uint32_t blocks, uint32_t slots, uint32_t budget) {
-  return {.total_blocks = blocks, .block_tokens = 4, .max_slots = slots, .token_budget = budget, .max_chunk = {}};
+  return {.total_blocks = blocks,
+          .block_tokens = 4,
+          .max_slots = slots,
+          .token_budget = budget,
+          .max_chunk = {}};
 }
 
-internal::StepOutput* Answer(internal::StepResult& result, const ScheduledRow& row, uint32_t token = 7) {
+internal::StepOutput* Answer(internal::StepResult& result, const ScheduledRow& row,
+                             uint32_t token = 7) {
   internal::StepOutput* output = result.add_outputs();
   output->set_slot(row.slot.slot);
   output->set_slot_gen(row.slot.gen);

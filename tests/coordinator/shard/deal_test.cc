@@ -28,8 +28,8 @@ TEST(Deal, FewerUnitsThanRanksLeaveRanksWithNone) {
 
 TEST(Deal, UnitsAreNeverLostOrInvented) {
   for (uint64_t units = 0; units < 300; ++units) {
-    for (const std::vector<double>& shares :
-         std::vector<std::vector<double>>{{1}, {0.1, 0.2, 0.7}, {1e-9, 1e9}, {3, 3, 3, 3, 3, 3, 3}, {1e-300, 1e-300}}) {
+    for (const std::vector<double>& shares : std::vector<std::vector<double>>{
+             {1}, {0.1, 0.2, 0.7}, {1e-9, 1e9}, {3, 3, 3, 3, 3, 3, 3}, {1e-300, 1e-300}}) {
       const Counts dealt = DealUnits(units, shares);
       ASSERT_EQ(std::accumulate(dealt.begin(), dealt.end(), uint64_t{0}), units);
     }

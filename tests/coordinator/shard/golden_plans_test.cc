@@ -1,4 +1,5 @@
-// Sharding is text: the plans of all ranks at 1 to 4 workers, as golden files that a reviewer can read and diff.
+// Sharding is text: the plans of all ranks at 1 to 4 workers, as golden files that a reviewer can
+// read and diff.
 //
 // To remake them after an intended change:
 //   BITSHARD_UPDATE_GOLDEN=1 bazel run //tests/coordinator/shard:golden_plans_test
@@ -20,7 +21,8 @@
 namespace bitshard {
 namespace {
 
-constexpr char kUpdate[] = "BITSHARD_UPDATE_GOLDEN=1 bazel run //tests/coordinator/shard:golden_plans_test";
+constexpr char kUpdate[] =
+    "BITSHARD_UPDATE_GOLDEN=1 bazel run //tests/coordinator/shard:golden_plans_test";
 
 // One message a line.
 template <typename Messages>
@@ -43,13 +45,14 @@ std::string PlanText(internal::RankPlan plan) {
     file.set_path(file.path().substr(file.path().rfind('/') + 1));
   }
   const internal::ModelGraph& graph = plan.graph();
-  return absl::StrCat("rank: ", plan.rank(), "\nworld: ", plan.world(), "\ngraph {\n  family: \"", graph.family(),
-                      "\"\n  hidden_size: ", graph.hidden_size(), "\n  vocab_size: ", graph.vocab_size(),
-                      "\n  context_length: ", graph.context_length(), "\n  kv_layers: ", graph.kv_layers(), "\n",
-                      Lines("weights", graph.weights()), Lines("values", graph.values()), Lines("nodes", graph.nodes()),
-                      "}\nload {\n", Lines("files", plan.load().files()), Lines("tensors", plan.load().tensors()),
-                      "  read_bytes: ", plan.load().read_bytes(), "\n}\ndigest: \"", plan.digest(),
-                      "\"\nmodel_digest: \"", plan.model_digest(), "\"\n");
+  return absl::StrCat(
+      "rank: ", plan.rank(), "\nworld: ", plan.world(), "\ngraph {\n  family: \"", graph.family(),
+      "\"\n  hidden_size: ", graph.hidden_size(), "\n  vocab_size: ", graph.vocab_size(),
+      "\n  context_length: ", graph.context_length(), "\n  kv_layers: ", graph.kv_layers(), "\n",
+      Lines("weights", graph.weights()), Lines("values", graph.values()),
+      Lines("nodes", graph.nodes()), "}\nload {\n", Lines("files", plan.load().files()),
+      Lines("tensors", plan.load().tensors()), "  read_bytes: ", plan.load().read_bytes(),
+      "\n}\ndigest: \"", plan.digest(), "\"\nmodel_digest: \"", plan.model_digest(), "\"\n");
 }
 
 void Compare(const std::string& name, const ModelConfig& config, const TensorIndex& index) {
@@ -69,7 +72,8 @@ void Compare(const std::string& name, const ModelConfig& config, const TensorInd
         WriteFile(absl::StrCat(root, "/tests/golden/", file), text);
         continue;
       }
-      EXPECT_EQ(ReadFile(GoldenFile(file)), text) << file << " differs; if that is intended: " << kUpdate;
+      EXPECT_EQ(ReadFile(GoldenFile(file)), text)
+          << file << " differs; if that is intended: " << kUpdate;
     }
   }
 }

@@ -39,8 +39,10 @@ inline std::string MadeLlamaGguf(const MadeGgufShape& s) {
   writer.String("general.architecture", "llama").String("general.name", "made llama");
   writer.U32("llama.block_count", s.layers).U32("llama.context_length", 512);
   writer.U32("llama.embedding_length", s.hidden).U32("llama.feed_forward_length", s.intermediate);
-  writer.U32("llama.attention.head_count", s.heads).U32("llama.attention.head_count_kv", s.kv_heads);
-  writer.U32("llama.attention.key_length", s.head_dim).U32("llama.attention.value_length", s.head_dim);
+  writer.U32("llama.attention.head_count", s.heads)
+      .U32("llama.attention.head_count_kv", s.kv_heads);
+  writer.U32("llama.attention.key_length", s.head_dim)
+      .U32("llama.attention.value_length", s.head_dim);
   writer.U32("llama.rope.dimension_count", s.head_dim).U32("llama.vocab_size", s.vocab);
   writer.F32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
   const auto matrix = [&](const std::string& name, uint64_t rows, uint64_t cols) {

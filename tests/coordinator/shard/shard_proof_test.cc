@@ -1,6 +1,6 @@
-// The proof that sharding loses nothing: for real checkpoints of both containers and every format, at 1 to 4 ranks, even
-// and uneven, what the ranks read and decode, put together, is the whole matrix, bit for bit; and every byte of every
-// tensor is read by exactly the ranks that need it.
+// The proof that sharding loses nothing: for real checkpoints of both containers and every format,
+// at 1 to 4 ranks, even and uneven, what the ranks read and decode, put together, is the whole
+// matrix, bit for bit; and every byte of every tensor is read by exactly the ranks that need it.
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -37,12 +37,15 @@ Opened Open(const std::string& path) {
   auto graph = BuildModelGraph(checkpoint->config, checkpoint->index);
   EXPECT_TRUE(graph.ok()) << graph.status();
   Opened opened{.checkpoint = *std::move(checkpoint), .graph = *std::move(graph), .files = {}};
-  for (const CheckpointFile& file : opened.checkpoint.index.files()) opened.files.push_back(ReadFile(file.path));
+  for (const CheckpointFile& file : opened.checkpoint.index.files())
+    opened.files.push_back(ReadFile(file.path));
   return opened;
 }
 
-// The bytes that a rank reads of one tensor, and how often each byte of the file is read by anybody.
-std::vector<uint8_t> Read(const TensorLoad& load, const std::string& file, std::vector<uint8_t>& reads) {
+// The bytes that a rank reads of one tensor, and how often each byte of the file is read by
+// anybody.
+std::vector<uint8_t> Read(const TensorLoad& load, const std::string& file,
+                          std::vector<uint8_t>& reads) {
   std::vector<uint8_t> bytes;
   for (const internal::ByteRange& range : load.ranges()) {
     for (uint64_t i = 0; i < range.count(); ++i) {
@@ -56,8 +59,8 @@ std::vector<uint8_t> Read(const TensorLoad& load, const std::string& file, std::
 }
 
 // The part of the matrix that a rank holds after packing, as kernels will see it.
-std::vector<float> Packed(const WeightFormat& format, const std::vector<uint8_t>& bytes, uint64_t rows,
-                          const ColumnSlice& slice) {
+std::vector<float> Packed(const WeightFormat& format, const std::vector<uint8_t>& bytes,
+                          uint64_t rows, const ColumnSlice& slice) {
   PackedMatrixBuilder builder(format.Canonical(rows, slice));
   const absl::Status status = format.ToCanonical(bytes, 0, rows, slice, builder);
   EXPECT_TRUE(status.ok()) << status;
@@ -69,11 +72,12 @@ std::vector<float> Packed(const WeightFormat& format, const std::vector<uint8_t>
   return values;
 }
 
-// How many ranks need an element, said anew from what the model computes: by the heads, the MLP columns and the vocabulary
-// that the ranks compute with. Everything else is needed by all.
+// How many ranks need an element, said anew from what the model computes: by the heads, the MLP
+// columns and the vocabulary that the ranks compute with. Everything else is needed by all.
 class Needs {
  public:
-  Needs(const std::vector<RankPlan>& plans, const ModelConfig& config) : config_(config), world_(plans.size()) {
+  Needs(const std::vector<RankPlan>& plans, const ModelConfig& config)
+      : config_(config), world_(plans.size()) {
     for (const RankPlan& plan : plans) {
       for (const TensorLoad& load : plan.load().tensors()) {
         rows_of_[plan.graph().weights(static_cast<int>(load.weight())).name()].push_back(
@@ -92,12 +96,15 @@ class Needs {
     const std::string layer = name.substr(0, name.find('.', std::string("model.layers.").size()));
     const auto is = [&name](const char* suffix) { return absl::EndsWith(name, suffix); };
     if (is("q_proj.weight")) return {.rows = Owners(name, weight.rows()), .cols = {}};
-    if (is("o_proj.weight")) return {.rows = {}, .cols = Owners(layer + ".self_attn.q_proj.weight", weight.cols())};
-    if (is("k_proj.weight") || is("v_proj.weight")) return {.rows = KvOwners(layer, weight.rows()), .cols = {}};
+    if (is("o_proj.weight"))
+      return {.rows = {}, .cols = Owners(layer + ".self_attn.q_proj.weight", weight.cols())};
+    if (is("k_proj.weight") || is("v_proj.weight"))
+      return {.rows = KvOwners(layer, weight.rows()), .cols = {}};
     if (is("gate_proj.weight") || is("up_proj.weight")) {
       return {.rows = Owners(layer + ".mlp.gate_proj.weight", weight.rows()), .cols = {}};
     }
-    if (is("down_proj.weight")) return {.rows = {}, .cols = Owners(layer + ".mlp.gate_proj.weight", weight.cols())};
+    if (is("down_proj.weight"))
+      return {.rows = {}, .cols = Owners(layer + ".mlp.gate_proj.weight", weight.cols())};
     if (is("embed_tokens.weight") || is("lm_head.weight")) {
       return {.rows = Owners("model.embed_tokens.weight", weight.rows()), .cols = {}};
     }
@@ -133,8 +140,8 @@ class Needs {
   std::map<std::string, Runs> rows_of_;
 };
 
-void ProveTensor(const Opened& opened, const std::vector<RankPlan>& plans, const Needs& needs, int w,
-                 std::vector<std::vector<uint8_t>>& reads) {
+void ProveTensor(const Opened& opened, const std::vector<RankPlan>& plans, const Needs& needs,
+                 int w, std::vector<std::vector<uint8_t>>& reads) {
   const internal::Weight& weight = opened.graph.weights(w);
   const TensorInfo& tensor = *opened.checkpoint.index.Find(weight.name());
   const WeightFormat& format = *FindFormat(weight.format());
@@ -151,7 +158,8 @@ void ProveTensor(const Opened& opened, const std::vector<RankPlan>& plans, const
     ASSERT_EQ(plan.graph().weights(w).cols(), load.col_end() - load.col_begin());
     const std::vector<uint8_t> bytes = Read(load, file, reads[tensor.file]);
     const uint64_t rows = load.row_end() - load.row_begin();
-    const ColumnSlice slice{load.col_begin(), load.col_end(), load.read_col_begin(), load.read_col_end()};
+    const ColumnSlice slice{load.col_begin(), load.col_end(), load.read_col_begin(),
+                            load.read_col_end()};
     if (rows == 0 || slice.cols() == 0) {
       ASSERT_TRUE(bytes.empty());
       continue;
@@ -159,25 +167,31 @@ void ProveTensor(const Opened& opened, const std::vector<RankPlan>& plans, const
     const std::vector<float> values = Packed(format, bytes, rows, slice);
     for (uint64_t r = 0; r < rows; ++r) {
       const uint64_t at = (load.row_begin() + r) * weight.cols() + slice.begin;
-      ASSERT_EQ(std::memcmp(values.data() + r * slice.cols(), whole.data() + at, slice.cols() * sizeof(float)), 0)
-          << weight.name() << " rank " << plan.rank() << " of " << plan.world() << " local row " << r;
+      ASSERT_EQ(std::memcmp(values.data() + r * slice.cols(), whole.data() + at,
+                            slice.cols() * sizeof(float)),
+                0)
+          << weight.name() << " rank " << plan.rank() << " of " << plan.world() << " local row "
+          << r;
       for (uint64_t c = 0; c < slice.cols(); ++c) ++covered[at + c];
     }
   }
   const Needs::Counts needed = needs.Of(weight);
   for (uint64_t i = 0; i < covered.size(); ++i) {
     ASSERT_EQ(covered[i], needed.At(i / weight.cols(), i % weight.cols()))
-        << weight.name() << " [" << i / weight.cols() << ", " << i % weight.cols() << "] is held by another number of ranks";
+        << weight.name() << " [" << i / weight.cols() << ", " << i % weight.cols()
+        << "] is held by another number of ranks";
     ASSERT_GE(covered[i], 1);
   }
-  // A block is read by the ranks that need any of its values; one that straddles a cut by both sides.
+  // A block is read by the ranks that need any of its values; one that straddles a cut by both
+  // sides.
   const uint64_t block = format.block_elements();
   for (uint64_t b = 0; b < covered.size() / block; ++b) {
     const uint64_t row = b * block / weight.cols(), col = b * block % weight.cols();
     int readers = 0;
     for (const RankPlan& plan : plans) {
       const TensorLoad& load = plan.load().tensors(w);
-      readers += load.row_begin() <= row && row < load.row_end() && load.col_begin() < col + block && load.col_end() > col;
+      readers += load.row_begin() <= row && row < load.row_end() &&
+                 load.col_begin() < col + block && load.col_end() > col;
     }
     for (uint64_t i = 0; i < format.block_bytes(); ++i) {
       const uint64_t at = tensor.offset + b * format.block_bytes() + i;
@@ -193,7 +207,8 @@ void Prove(const std::string& path, const std::vector<double>& shares) {
   const Needs needs(*plans, opened.checkpoint.config);
   std::vector<std::vector<uint8_t>> reads;
   for (const std::string& file : opened.files) reads.emplace_back(file.size());
-  for (int w = 0; w < opened.graph.weights_size(); ++w) ProveTensor(opened, *plans, needs, w, reads);
+  for (int w = 0; w < opened.graph.weights_size(); ++w)
+    ProveTensor(opened, *plans, needs, w, reads);
 
   uint64_t weight_bytes = 0, planned = 0, counted = 0;
   for (const internal::Weight& weight : opened.graph.weights()) {
@@ -219,7 +234,8 @@ void Prove(const std::string& path, const std::vector<double>& shares) {
 class ShardProof : public testing::TestWithParam<const char*> {};
 
 TEST_P(ShardProof, TheShardsMakeTheWholeAtOneToFourRanks) {
-  for (size_t world = 1; world <= 4; ++world) Prove(GoldenModel(GetParam()), std::vector<double>(world, 1.0));
+  for (size_t world = 1; world <= 4; ++world)
+    Prove(GoldenModel(GetParam()), std::vector<double>(world, 1.0));
 }
 
 TEST_P(ShardProof, TheShardsMakeTheWholeAtUnevenShares) {
@@ -228,7 +244,8 @@ TEST_P(ShardProof, TheShardsMakeTheWholeAtUnevenShares) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, ShardProof,
-                         testing::Values("tiny-llama", "tiny-llama-q", "gguf-F16", "gguf-Q4_1", "gguf-Q8_0"),
+                         testing::Values("tiny-llama", "tiny-llama-q", "gguf-F16", "gguf-Q4_1",
+                                         "gguf-Q8_0"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = c == '-' ? '_' : c;
@@ -238,8 +255,9 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, ShardProof,
 // Heads of 48 are one and a half blocks of 32: the ranks' cuts of o_proj fall inside blocks.
 TEST(ShardProof, BlocksThatStraddleACutAreReadByBothSides) {
   for (const uint32_t type : {3u, 8u}) {  // q4_1, q8_0
-    const std::string path = WriteFile(TempFolder() + "/straddle" + std::to_string(type) + ".gguf",
-                                       MadeLlamaGguf({.heads = 4, .kv_heads = 4, .head_dim = 48, .type = type}));
+    const std::string path =
+        WriteFile(TempFolder() + "/straddle" + std::to_string(type) + ".gguf",
+                  MadeLlamaGguf({.heads = 4, .kv_heads = 4, .head_dim = 48, .type = type}));
     for (size_t world = 1; world <= 4; ++world) Prove(path, std::vector<double>(world, 1.0));
   }
 }

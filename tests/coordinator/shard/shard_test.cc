@@ -22,7 +22,8 @@ using internal::Node;
 using internal::RankPlan;
 using internal::TensorLoad;
 
-std::vector<RankPlan> Plans(const ModelConfig& config, const std::string& format, const std::vector<double>& shares) {
+std::vector<RankPlan> Plans(const ModelConfig& config, const std::string& format,
+                            const std::vector<double>& shares) {
   const TensorIndex index = MadeLlamaIndex(config, format);
   const auto graph = BuildModelGraph(config, index);
   EXPECT_TRUE(graph.ok()) << graph.status();
@@ -58,7 +59,8 @@ TEST(Shard, SmolLm2OnTwoWorkersSplitsNineHeadsIntoSixAndThree) {
   EXPECT_EQ(NodesOf(plans[0].graph(), Node::kAttention)[0]->attention().kv_heads(), 2);
   EXPECT_EQ(NodesOf(plans[1].graph(), Node::kAttention)[0]->attention().q_heads(), 3);
   EXPECT_EQ(NodesOf(plans[1].graph(), Node::kAttention)[0]->attention().kv_heads(), 1);
-  // 24 MLP units: the rank with more heads gets fewer, so that both read nearly the same bytes of a layer.
+  // 24 MLP units: the rank with more heads gets fewer, so that both read nearly the same bytes of a
+  // layer.
   EXPECT_EQ(Load(plans[0], absl::StrCat(kLayer0, "mlp.down_proj.weight")).col_end(), 11 * 64);
   EXPECT_EQ(Load(plans[1], absl::StrCat(kLayer0, "mlp.down_proj.weight")).col_begin(), 11 * 64);
 }
@@ -68,10 +70,14 @@ TEST(Shard, FewerKvHeadsThanRanksSpreadsQHeadsAndReplicatesTheirKvHeads) {
   ASSERT_EQ(plans.size(), 4);
   // Nine Q heads in runs of 3, 2, 2, 2 over KV heads {0}, {1}, {1, 2}, {2}.
   const std::vector<std::vector<uint32_t>> kv_head_of_q = {{0, 0, 0}, {0, 0}, {0, 1}, {0, 0}};
-  const std::vector<std::pair<uint64_t, uint64_t>> kv_rows = {{0, 64}, {64, 128}, {64, 192}, {128, 192}};
+  const std::vector<std::pair<uint64_t, uint64_t>> kv_rows = {
+      {0, 64}, {64, 128}, {64, 192}, {128, 192}};
   for (size_t r = 0; r < 4; ++r) {
-    const internal::Attention& attention = NodesOf(plans[r].graph(), Node::kAttention)[0]->attention();
-    EXPECT_EQ(std::vector<uint32_t>(attention.kv_head_of_q().begin(), attention.kv_head_of_q().end()), kv_head_of_q[r]);
+    const internal::Attention& attention =
+        NodesOf(plans[r].graph(), Node::kAttention)[0]->attention();
+    EXPECT_EQ(
+        std::vector<uint32_t>(attention.kv_head_of_q().begin(), attention.kv_head_of_q().end()),
+        kv_head_of_q[r]);
     const TensorLoad& k = Load(plans[r], absl::StrCat(kLayer0, "self_attn.k_proj.weight"));
     EXPECT_EQ(std::make_pair(k.row_begin(), k.row_end()), kv_rows[r]) << "rank " << r;
   }
@@ -81,7 +87,8 @@ TEST(Shard, SumSegmentsDoNotDependOnTheCut) {
   for (size_t world = 1; world <= 8; ++world) {
     for (const RankPlan& plan : Plans(SmolLm2Config(1), "q4_1", EvenShares(world))) {
       for (const Node* node : NodesOf(plan.graph(), Node::kLinear)) {
-        const bool is_o = absl::EndsWith(node->name(), "o_proj"), is_down = absl::EndsWith(node->name(), "down_proj");
+        const bool is_o = absl::EndsWith(node->name(), "o_proj"),
+                   is_down = absl::EndsWith(node->name(), "down_proj");
         EXPECT_EQ(node->linear().segment_cols(), is_o || is_down ? 64u : 0u) << node->name();
         EXPECT_EQ(node->linear().segments_total(), is_o ? 9u : is_down ? 24u : 0u) << node->name();
       }
@@ -99,7 +106,9 @@ TEST(Shard, EveryWorldHasTheSameNodesInTheSameOrder) {
       EXPECT_EQ(own, names) << "rank " << plan.rank() << " of " << world;
     }
   }
-  EXPECT_EQ(std::count_if(names.begin(), names.end(), [](const auto& n) { return absl::EndsWith(n, "all_reduce"); }), 5);
+  EXPECT_EQ(std::count_if(names.begin(), names.end(),
+                          [](const auto& n) { return absl::EndsWith(n, "all_reduce"); }),
+            5);
 }
 
 TEST(Shard, ValuesFlowInOrderAndHaveTheWidthsOfTheirNodes) {
@@ -109,20 +118,26 @@ TEST(Shard, ValuesFlowInOrderAndHaveTheWidthsOfTheirNodes) {
       std::set<uint32_t> made;
       for (const Node& node : graph.nodes()) {
         for (uint32_t input : node.inputs()) EXPECT_TRUE(made.contains(input)) << node.name();
-        for (uint32_t output : node.outputs()) EXPECT_TRUE(made.insert(output).second) << node.name();
-        const auto width = [&](uint32_t value) { return graph.values(static_cast<int>(value)).width(); };
+        for (uint32_t output : node.outputs())
+          EXPECT_TRUE(made.insert(output).second) << node.name();
+        const auto width = [&](uint32_t value) {
+          return graph.values(static_cast<int>(value)).width();
+        };
         if (node.has_linear()) {
           const internal::Weight& weight = graph.weights(static_cast<int>(node.linear().weight()));
           EXPECT_EQ(width(node.inputs(0)), weight.cols()) << node.name();
           EXPECT_EQ(width(node.outputs(0)), weight.rows()) << node.name();
         } else if (node.has_attention()) {
-          EXPECT_EQ(width(node.inputs(0)), node.attention().q_heads() * node.attention().head_dim());
-          EXPECT_EQ(width(node.inputs(1)), node.attention().kv_heads() * node.attention().head_dim());
+          EXPECT_EQ(width(node.inputs(0)),
+                    node.attention().q_heads() * node.attention().head_dim());
+          EXPECT_EQ(width(node.inputs(1)),
+                    node.attention().kv_heads() * node.attention().head_dim());
           EXPECT_EQ(width(node.outputs(0)), width(node.inputs(0)));
         } else if (node.has_rope()) {
           EXPECT_EQ(width(node.inputs(0)), node.rope().heads() * node.rope().head_dim());
         } else if (node.has_lm_head()) {
-          EXPECT_EQ(width(node.outputs(0)), graph.weights(static_cast<int>(node.lm_head().weight())).rows());
+          EXPECT_EQ(width(node.outputs(0)),
+                    graph.weights(static_cast<int>(node.lm_head().weight())).rows());
         }
       }
       EXPECT_EQ(made.size(), static_cast<size_t>(graph.values_size()));
@@ -161,10 +176,12 @@ TEST(Shard, BiasOfRowParallelLinearsIsAddedOnceAfterTheSum) {
     for (const Node& node : graph.nodes()) {
       if (node.has_all_reduce() && absl::StrContains(node.name(), "o_proj")) {
         ASSERT_TRUE(node.all_reduce().has_bias());
-        EXPECT_EQ(graph.weights(static_cast<int>(node.all_reduce().bias())).cols(), config.hidden_size);
+        EXPECT_EQ(graph.weights(static_cast<int>(node.all_reduce().bias())).cols(),
+                  config.hidden_size);
         ++reduced;
       } else if (node.has_linear()) {
-        EXPECT_EQ(node.linear().has_bias(), absl::StrContains(node.name(), "self_attn") && node.linear().segment_cols() == 0);
+        EXPECT_EQ(node.linear().has_bias(),
+                  absl::StrContains(node.name(), "self_attn") && node.linear().segment_cols() == 0);
         if (!node.linear().has_bias()) continue;
         EXPECT_EQ(graph.weights(static_cast<int>(node.linear().bias())).cols(),
                   graph.weights(static_cast<int>(node.linear().weight())).rows());
@@ -179,7 +196,8 @@ TEST(Shard, BytesOfALayerFollowTheShares) {
   uint64_t bytes[2] = {0, 0};
   for (size_t r = 0; r < 2; ++r) {
     for (const TensorLoad& load : plans[r].load().tensors()) {
-      if (!absl::StartsWith(load.source_name(), "made.model.layers.0.") || load.ranges_size() == 0) continue;
+      if (!absl::StartsWith(load.source_name(), "made.model.layers.0.") || load.ranges_size() == 0)
+        continue;
       bytes[r] += load.ranges(0).length() * load.ranges(0).count();
     }
   }
@@ -220,7 +238,8 @@ TEST(Shard, TheLastMlpUnitMayBeShorter) {
 
 TEST(Shard, ARankThatWouldOwnNothingIsAnErrorThatSaysSo) {
   ModelConfig config = SmallLlamaConfig();
-  config.vocab_size = 64;  // 8 heads for the first ranks, 5 MLP units for the next ones, one unit of the vocabulary
+  config.vocab_size =
+      64;  // 8 heads for the first ranks, 5 MLP units for the next ones, one unit of the vocabulary
   const TensorIndex index = MadeLlamaIndex(config, "bf16");
   const auto graph = BuildModelGraph(config, index);
   ASSERT_TRUE(graph.ok());
@@ -235,9 +254,10 @@ TEST(Shard, SharesMustBePositiveNumbers) {
   const auto graph = BuildModelGraph(SmallLlamaConfig(), index);
   ASSERT_TRUE(graph.ok());
   const double inf = std::numeric_limits<double>::infinity();
-  for (const std::vector<double>& shares : std::vector<std::vector<double>>{{}, {0}, {1, -1}, {1, inf}, {1, inf - inf},
-                                                                            {1.7e308, 1.7e308}}) {
-    EXPECT_EQ(ShardModel(*graph, index, shares).status().code(), absl::StatusCode::kInvalidArgument);
+  for (const std::vector<double>& shares : std::vector<std::vector<double>>{
+           {}, {0}, {1, -1}, {1, inf}, {1, inf - inf}, {1.7e308, 1.7e308}}) {
+    EXPECT_EQ(ShardModel(*graph, index, shares).status().code(),
+              absl::StatusCode::kInvalidArgument);
   }
 }
 
@@ -257,7 +277,8 @@ TEST(Shard, ReadBytesIsTheSumOfTheRanges) {
   for (const RankPlan& plan : Plans(SmolLm2Config(1), "q4_1", EvenShares(3))) {
     uint64_t bytes = 0;
     for (const TensorLoad& load : plan.load().tensors()) {
-      for (const internal::ByteRange& range : load.ranges()) bytes += range.length() * range.count();
+      for (const internal::ByteRange& range : load.ranges())
+        bytes += range.length() * range.count();
     }
     EXPECT_EQ(plan.load().read_bytes(), bytes);
   }

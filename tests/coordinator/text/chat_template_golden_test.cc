@@ -15,8 +15,8 @@ using nlohmann::json;
 class ChatGolden : public testing::TestWithParam<const char*> {};
 
 TEST_P(ChatGolden, RendersEveryPlainConversationByteForByte) {
-  const json golden = json::parse(
-      ReadFileOrDie(GoldenFile(std::string("chat/") + GetParam() + ".json")));
+  const json golden =
+      json::parse(ReadFileOrDie(GoldenFile(std::string("chat/") + GetParam() + ".json")));
   const std::string source =
       ReadFileOrDie(GoldenFile("chat/" + golden["template"].get<std::string>()));
   const std::string bos = golden["bos_token"].is_string() ? golden["bos_token"] : "";
@@ -40,7 +40,8 @@ TEST_P(ChatGolden, RendersEveryPlainConversationByteForByte) {
                   c["name"].get<std::string>().c_str());
       continue;
     }
-    // tools, tool_calls, reasoning_content and enable_thinking are left out: these templates do not look at them.
+    // tools, tool_calls, reasoning_content and enable_thinking are left out: these templates do not
+    // look at them.
     ++run;
     const auto rendered = chat->Render(messages, c["add_generation_prompt"]);
     if (c.contains("error")) {

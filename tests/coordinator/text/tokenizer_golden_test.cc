@@ -134,19 +134,17 @@ TEST_P(GgufTokenizerGolden, SameIdsAndTextsAsTheSameModelsTokenizerJson) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dialects, GgufTokenizerGolden,
-                         testing::Values(GgufCase{"gpt2-digits", "smollm", false},
-                                         GgufCase{"llama3", "llama-bpe", true},
-                                         GgufCase{"tiny-512", "llama-bpe", false},
-                                         GgufCase{"qwen2", "qwen2", false},
-                                         GgufCase{"qwen35", "qwen35", false},
-                                         GgufCase{"o200k", "gpt-4o", false},
-                                         GgufCase{"deepseek", "deepseek-v3", false}),
-                         [](const auto& info) {
-                           std::string name = info.param.dialect;
-                           std::erase(name, '-');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Dialects, GgufTokenizerGolden,
+    testing::Values(GgufCase{"gpt2-digits", "smollm", false}, GgufCase{"llama3", "llama-bpe", true},
+                    GgufCase{"tiny-512", "llama-bpe", false}, GgufCase{"qwen2", "qwen2", false},
+                    GgufCase{"qwen35", "qwen35", false}, GgufCase{"o200k", "gpt-4o", false},
+                    GgufCase{"deepseek", "deepseek-v3", false}),
+    [](const auto& info) {
+      std::string name = info.param.dialect;
+      std::erase(name, '-');
+      return name;
+    });
 
 }  // namespace
 }  // namespace bitshard

@@ -53,7 +53,8 @@ TEST(Math, DoubleFunctionsAreWithinTwoUlps) {
   double exp_worst = 0, log_worst = 0, sin_worst = 0, cos_worst = 0, pow_worst = 0;
   for (int i = 0; i < 200000; ++i) {
     const double x = unit(rng);
-    exp_worst = std::max(exp_worst, Ulps(Exp(700 * x), std::exp(700 * static_cast<long double>(x))));
+    const double exponent = 700 * x;
+    exp_worst = std::max(exp_worst, Ulps(Exp(exponent), std::exp(static_cast<long double>(exponent))));
     const double wide = std::exp(300 * x), near_one = 1 + x / 2;
     log_worst = std::max(log_worst, Ulps(Log(wide), std::log(static_cast<long double>(wide))));
     log_worst = std::max(log_worst, Ulps(Log(near_one), std::log(static_cast<long double>(near_one))));
@@ -117,7 +118,7 @@ TEST(Math, ResultsHaveAFixedDigest) {
     add(std::bit_cast<uint64_t>(Cos(x * 1000)));
     add(std::bit_cast<uint64_t>(Pow(10000, x)));
   }
-  EXPECT_EQ(digest, 0u);
+  EXPECT_EQ(digest, 14314010653001876418u);
 }
 
 }  // namespace

@@ -30,11 +30,11 @@ TEST(ThreadPool, RunsEveryChunkOnce) {
 TEST(ThreadPool, WritesOfARegionAreSeenAfterIt) {
   ThreadPool pool(4);
   std::vector<int64_t> plain(64, 0);  // no atomics: the sanitizer would tell
-  for (int round = 0; round < 2000; ++round) {
+  for (int round = 0; round < 500; ++round) {
     pool.ParallelFor(64, [&](int64_t chunk, int) { plain[chunk] += chunk; });
     pool.ParallelFor(64, [&](int64_t chunk, int) { plain[63 - chunk] += 1; });
   }
-  for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(plain[i], 2000 * (i + 1));
+  for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(plain[i], 500 * (i + 1));
 }
 
 TEST(ThreadPool, ThreadsDoNotShareAnIndex) {
@@ -56,7 +56,7 @@ TEST(ThreadPool, SleepingHelpersWakeUp) {
   for (int round = 0; round < 20; ++round) {
     // Longer than the helper's spinning: it is asleep when the next region begins.
     volatile uint64_t work = 0;
-    for (int i = 0; i < 2000000; ++i) work = work + i;
+    for (int i = 0; i < 300000; ++i) work = work + i;
     pool.ParallelFor(8, [&](int64_t chunk, int) { sum += chunk; });
   }
   EXPECT_EQ(sum.load(), 20 * 28);

@@ -12,6 +12,7 @@
 #include "worker/sample/params.h"
 #include "worker/sample/philox.h"
 #include "worker/sample/token_order.h"
+#include "worker/sample/unit_noise.h"
 
 namespace bitshard {
 namespace {
@@ -55,11 +56,26 @@ TEST(Gumbel, BoundIsNeverBelowTheNoise) {
     const uint32_t head = ones == 0 ? 0 : ~uint32_t{0} << (32 - ones);
     const uint32_t tail = ones >= 31 ? 0 : (uint32_t{1} << (31 - ones)) - 1;
     for (uint32_t word : {head, head | tail})
-      EXPECT_LE(Gumbel(word), GumbelBound(word)) << std::hex << word;
+      EXPECT_LE(Gumbel(word), NoiseBound(word)) << std::hex << word;
   }
   for (int i = 0; i < 100'000; ++i) {
     const uint32_t word = random();
-    EXPECT_LE(Gumbel(word), GumbelBound(word)) << word;
+    EXPECT_LE(Gumbel(word), NoiseBound(word)) << word;
+    // Close, or the filter would filter nothing.
+    if (Gumbel(word) > 3) {
+      EXPECT_GE(Gumbel(word), NoiseBound(word) - 0.1) << word;
+    }
+  }
+}
+
+TEST(UnitNoise, IsTheNoiseOfEachToken) {
+  const NoiseKey key{.seed = 0x0123456789abcdef, .position = 0xfedcba9876543210, .choice = 3};
+  uint32_t words[64];
+  for (uint32_t first : {0u, 64u, 128'000u}) {
+    UnitNoise(key, first, words);
+    for (uint32_t i = 0; i < 64; ++i) {
+      EXPECT_EQ(words[i], NoiseWords(key, (first + i) / 4)[(first + i) % 4]) << first + i;
+    }
   }
 }
 

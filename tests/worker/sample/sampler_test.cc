@@ -14,6 +14,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/base/cpu_features.h"
+#include "kernels/base/thread_pool.h"
 #include "tests/support/reference_sampler.h"
 #include "tests/support/thread_ranks.h"
 
@@ -30,6 +32,15 @@ struct Shard {
 
 using Rows = std::vector<std::vector<float>>;  // [outputs][vocab_size]
 
+// The instruction sets of this machine; ranks take turns.
+const std::vector<Isa> kIsas = [] {
+  std::vector<Isa> isas;
+  for (Isa isa : kAllIsas) {
+    if (HasIsa(isa)) isas.insert(isas.begin(), isa);
+  }
+  return isas;
+}();
+
 // A group of ranks that samples; padding and stride are as a rank has them.
 class Group {
  public:
@@ -42,7 +53,8 @@ class Group {
                                     .vocab_begin = shard.begin,
                                     .local_vocab = shard.count,
                                     .max_outputs = max_outputs,
-                                    .world = static_cast<int>(shards_.size())});
+                                    .world = static_cast<int>(shards_.size()),
+                                    .isa = kIsas[samplers_.size() % kIsas.size()]});
       CHECK_OK(sampler.status());
       samplers_.push_back(*std::move(sampler));
     }
@@ -377,7 +389,12 @@ TEST(Sampler, SeedPositionAndChoiceEachChangeTheDraw) {
 
 TEST(Sampler, ShardsThatCutAUnitAreRefused) {
   const auto bind = [](uint32_t vocab, uint32_t begin, uint32_t count, int outputs, int world) {
-    return Sampler::Bind({vocab, begin, count, outputs, world}).status();
+    return Sampler::Bind({.vocab_size = vocab,
+                          .vocab_begin = begin,
+                          .local_vocab = count,
+                          .max_outputs = outputs,
+                          .world = world})
+        .status();
   };
   EXPECT_TRUE(bind(1000, 0, 640, 1, 2).ok());
   EXPECT_TRUE(bind(1000, 640, 360, 1, 2).ok());
@@ -388,6 +405,29 @@ TEST(Sampler, ShardsThatCutAUnitAreRefused) {
   EXPECT_EQ(bind(1000, 0, 1000, 0, 1).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(bind(1000, 0, 1000, 1, 0).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(bind(0xffffffff, 0, 64, 1, 1).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Sampler, SharingRowsOutOverAPoolChangesNothing) {
+  std::mt19937_64 random(9);
+  ThreadPool pool(3);
+  const Sampler::Options options{
+      .vocab_size = kVocab, .vocab_begin = 0, .local_vocab = kVocab, .max_outputs = 40, .world = 1};
+  Sampler::Options pooled = options;
+  pooled.pool = &pool;
+  auto alone = *Sampler::Bind(options), shared = *Sampler::Bind(pooled);
+  std::vector<float> logits;
+  std::vector<SampleRow> rows;
+  for (int i = 0; i < 40; ++i) {
+    const std::vector<float> x = RandomLogits(random, kVocab);
+    logits.insert(logits.end(), x.begin(), x.end());
+    rows.push_back(RandomRow(random));
+  }
+  const auto solo = MakeSoloCollective();
+  std::vector<SampleOutput> a(40), b(40);
+  CHECK_OK(alone->Sample(logits, rows, *solo, absl::MakeSpan(a)));
+  CHECK_OK(shared->Sample(logits, rows, *solo, absl::MakeSpan(b)));
+  for (int i = 0; i < 40; ++i)
+    EXPECT_TRUE(Group::Same(a[i], b[i])) << i << " " << Describe(rows[i]);
 }
 
 TEST(Sampler, AbortedGroupEndsTheCall) {

@@ -1,0 +1,212 @@
+// Health on every port and its changes; readiness and what decides it; the operators' face.
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "coordinator/frontend/readiness.h"
+#include "proto/health.grpc.pb.h"
+#include "tests/coordinator/frontend/frontend_fixture.h"
+
+namespace bitshard {
+namespace {
+
+using ::testing::HasSubstr;
+using grpc::health::v1::Health;
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+
+EngineStats Ready() {
+  EngineStats stats;
+  stats.group = EngineStats::GroupState::kReady;
+  stats.last_progress = absl::InfiniteFuture();
+  return stats;
+}
+
+class HealthTest : public FrontendTest {
+ protected:
+  void SetUp() override { StartServer(); }
+
+  HealthCheckRequest Named(const std::string& service) {
+    HealthCheckRequest request;
+    request.set_service(service);
+    return request;
+  }
+  HealthCheckResponse::ServingStatus Check(int port, const std::string& service) {
+    grpc::ClientContext context;
+    HealthCheckResponse response;
+    const grpc::Status status = Health::NewStub(Channel(port))->Check(&context, Named(service), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response.status();
+  }
+  // Waits, through Watch, until the service has the status.
+  void Await(const std::string& service, HealthCheckResponse::ServingStatus wanted) {
+    grpc::ClientContext context;
+    auto stream = Health::NewStub(channel_)->Watch(&context, Named(service));
+    HealthCheckResponse response;
+    do {
+      ASSERT_TRUE(stream->Read(&response));
+    } while (response.status() != wanted);
+    context.TryCancel();
+    stream->Finish();
+  }
+};
+
+TEST_F(HealthTest, EveryPortSaysTheSame) {
+  for (const int port : {server_->ports().inference, server_->ports().admin, server_->ports().health}) {
+    EXPECT_EQ(Check(port, ""), HealthCheckResponse::NOT_SERVING);
+    EXPECT_EQ(Check(port, "readiness"), HealthCheckResponse::NOT_SERVING);
+    EXPECT_EQ(Check(port, "startup"), HealthCheckResponse::NOT_SERVING);
+    EXPECT_EQ(Check(port, "liveness"), HealthCheckResponse::SERVING);
+  }
+}
+
+TEST_F(HealthTest, ReadinessFollowsTheGroupAndStartupStays) {
+  engine_.set_stats(Ready());
+  Await("readiness", HealthCheckResponse::SERVING);
+  EXPECT_EQ(Check(server_->ports().health, ""), HealthCheckResponse::SERVING);
+  EXPECT_EQ(Check(server_->ports().health, "startup"), HealthCheckResponse::SERVING);
+  EngineStats lost = Ready();
+  lost.group = EngineStats::GroupState::kLost;
+  engine_.set_stats(lost);
+  Await("", HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(Check(server_->ports().health, "startup"), HealthCheckResponse::SERVING);
+}
+
+TEST_F(HealthTest, DrainingTakesReadinessDownBeforeItReturns) {
+  engine_.set_stats(Ready());
+  Await("readiness", HealthCheckResponse::SERVING);
+  server_->SetDraining();
+  EXPECT_EQ(Check(server_->ports().health, "readiness"), HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(Check(server_->ports().health, "liveness"), HealthCheckResponse::SERVING);
+}
+
+TEST_F(HealthTest, UnknownServicesAreNotFoundAndWatchedAsUnknown) {
+  grpc::ClientContext context;
+  HealthCheckResponse response;
+  const auto stub = Health::NewStub(channel_);
+  EXPECT_EQ(stub->Check(&context, Named("what"), &response).error_code(), grpc::StatusCode::NOT_FOUND);
+  grpc::ClientContext watch;
+  auto stream = stub->Watch(&watch, Named("what"));
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVICE_UNKNOWN);
+  watch.TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(HealthTest, MalformedHealthRequestsAreInvalidArgument) {
+  EXPECT_EQ(Raw("/grpc.health.v1.Health/Check", "\x0a\x01\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST(Readiness, NeedsAReadyGroupProgressAndNoDrain) {
+  const absl::Time now = absl::FromUnixSeconds(1000);
+  EngineStats stats = Ready();
+  stats.last_progress = now - absl::Seconds(4);
+  EXPECT_TRUE(JudgeReadiness(stats, false, absl::Seconds(5), now).ready);
+  EXPECT_FALSE(JudgeReadiness(stats, true, absl::Seconds(5), now).ready);
+  stats.last_progress = now - absl::Seconds(6);
+  EXPECT_FALSE(JudgeReadiness(stats, false, absl::Seconds(5), now).ready);
+  EXPECT_THAT(JudgeReadiness(stats, false, absl::Seconds(5), now).reason, HasSubstr("no step has ended"));
+  for (const auto state : {EngineStats::GroupState::kForming, EngineStats::GroupState::kLost}) {
+    stats = Ready();
+    stats.group = state;
+    EXPECT_FALSE(JudgeReadiness(stats, false, absl::Seconds(5), now).ready);
+  }
+}
+
+class AdminTest : public FrontendTest {
+ protected:
+  void SetUp() override {
+    group_.state = GroupSnapshot::State::kReady;
+    group_.term = 3;
+    group_.epoch = 4;
+    group_.world = 2;
+    group_.ranks.resize(2);
+    group_.ranks[0] = {.rank = 0, .present = true, .phase = Member::Phase::kReady, .host = "h", .pid = 9, .device = "cpu",
+                       .isa = "avx2", .step = 5, .op = 6, .acked_step = 5, .busy = true,
+                       .heartbeat_age = absl::Milliseconds(20), .done_bytes = 0, .total_bytes = 0, .weight_bytes = 100,
+                       .read_bytes = 100, .kernels = {"linear q4_1 cpu/x"}};
+    group_.ranks[1].rank = 1;
+    StartServer();
+    admin_ = v1::Admin::NewStub(Channel(server_->ports().admin));
+  }
+  std::unique_ptr<v1::Admin::Stub> admin_;
+};
+
+TEST_F(AdminTest, StatusTellsTermEpochAndRanks) {
+  engine_.set_stats(Ready());
+  grpc::ClientContext context;
+  v1::GetStatusResponse response;
+  ASSERT_TRUE(admin_->GetStatus(&context, v1::GetStatusRequest(), &response).ok());
+  const v1::ServiceStatus& status = response.status();
+  EXPECT_EQ(status.term(), 3u);
+  EXPECT_EQ(status.epoch(), 4u);
+  EXPECT_EQ(status.state(), v1::GROUP_STATE_READY);
+  EXPECT_TRUE(status.ready());
+  ASSERT_EQ(status.ranks_size(), 2);
+  EXPECT_EQ(status.ranks(0).phase(), v1::RANK_PHASE_READY);
+  EXPECT_EQ(status.ranks(0).op(), 6u);
+  EXPECT_EQ(status.ranks(0).heartbeat_age().nanos(), 20'000'000);
+  EXPECT_EQ(status.ranks(1).phase(), v1::RANK_PHASE_MISSING);
+  EXPECT_EQ(status.model(), "tiny");
+}
+
+TEST_F(AdminTest, WatchStatusSendsAgainAndAgain) {
+  grpc::ClientContext context;
+  v1::WatchStatusRequest request;
+  request.mutable_interval()->set_nanos(100'000'000);
+  auto stream = admin_->WatchStatus(&context, request);
+  v1::WatchStatusResponse response;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_EQ(response.status().term(), 3u);
+  }
+  context.TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  grpc::ClientContext hasty;
+  request.mutable_interval()->set_nanos(1);
+  EXPECT_EQ(admin_->WatchStatus(&hasty, request)->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(AdminTest, ReportsLoadAndDrain) {
+  EngineStats stats = Ready();
+  stats.running = 2;
+  stats.waiting = 3;
+  stats.blocks_total = 10;
+  stats.blocks_used = 5;
+  engine_.set_stats(stats);
+  grpc::ClientContext a, b, c, d;
+  v1::GetLoadResponse load;
+  ASSERT_TRUE(admin_->GetLoad(&a, v1::GetLoadRequest(), &load).ok());
+  EXPECT_EQ(load.load().running(), 2u);
+  EXPECT_EQ(load.load().kv_usage(), 0.5);
+  v1::GetKernelReportResponse kernels;
+  ASSERT_TRUE(admin_->GetKernelReport(&b, v1::GetKernelReportRequest(), &kernels).ok());
+  EXPECT_EQ(kernels.ranks(0).kernels(0).text(), "linear q4_1 cpu/x");
+  v1::GetMemoryReportResponse memory;
+  EXPECT_EQ(admin_->GetMemoryReport(&c, v1::GetMemoryReportRequest(), &memory).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+  v1::DrainResponse drain;
+  ASSERT_TRUE(admin_->Drain(&d, v1::DrainRequest(), &drain).ok());
+  EXPECT_EQ(drained_, absl::Seconds(77));
+}
+
+TEST_F(AdminTest, TheAdminFaceIsNotOnThePublicPort) {
+  grpc::ClientContext context;
+  v1::GetStatusResponse response;
+  EXPECT_EQ(v1::Admin::NewStub(channel_)->GetStatus(&context, v1::GetStatusRequest(), &response).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(AdminTest, ATakenPortIsNamed) {
+  FrontendServer::Options options = options_;
+  options.port = server_->ports().inference;
+  const auto second = FrontendServer::Start(options, &engine_, &model_, &metrics_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("--port"));
+}
+
+}  // namespace
+}  // namespace bitshard

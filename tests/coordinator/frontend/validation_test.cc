@@ -1,0 +1,261 @@
+// What comes in broken, wrong or not built: every such request is refused with the status of the contract.
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "google/protobuf/descriptor.h"
+#include "tests/coordinator/frontend/frontend_fixture.h"
+
+namespace bitshard {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+class ValidationTest : public FrontendTest {
+ protected:
+  void SetUp() override { StartServer(); }
+};
+
+TEST_F(ValidationTest, MalformedBytesAreInvalidArgumentEverywhere) {
+  for (const char* method : {"Generate", "Complete", "Score", "Embed", "Tokenize", "Detokenize", "ApplyChatTemplate",
+                             "ListModels", "Abort"}) {
+    const std::string name = absl::StrCat("/bitshard.v1.Inference/", method);
+    const grpc::Status broken = Raw(name, "\x0a\xff\xff\xff\xff\x7f");
+    EXPECT_EQ(broken.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method << ": " << broken.error_message();
+    EXPECT_THAT(broken.error_message(), HasSubstr(absl::StrCat(method, "Request")));
+  }
+}
+
+TEST_F(ValidationTest, InvalidUtf8IsInvalidArgument) {
+  // Field 3 of Generate and Complete, 2 of Tokenize: a string of one byte 0xff.
+  EXPECT_EQ(Raw("/bitshard.v1.Inference/Generate", "\x1a\x01\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Raw("/bitshard.v1.Inference/Complete", "\x1a\x01\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Raw("/bitshard.v1.Inference/Tokenize", "\x12\x01\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(engine_.submitted(), 0u);
+}
+
+TEST_F(ValidationTest, UnknownFieldsAreIgnored) {
+  EXPECT_TRUE(Raw("/bitshard.v1.Inference/Tokenize", std::string("\x12\x01z\xfa\x3f\x01z", 7)).ok());
+}
+
+TEST_F(ValidationTest, EachWrongFieldIsNamed) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  struct Case {
+    std::string field;
+    std::function<void(v1::GenerateRequest&)> change;
+  };
+  const std::vector<Case> cases = {
+      {"prompt", [](auto& r) { r.clear_text(); }},
+      {"text", [](auto& r) { r.set_text(""); }},
+      {"text", [](auto& r) { r.set_text(std::string(64, 'a')); }},
+      {"text", [](auto& r) { r.set_text(std::string(100'000, 'a')); }},
+      {"tokens.ids", [](auto& r) { r.mutable_tokens(); }},
+      {"tokens.ids[1]", [](auto& r) { r.mutable_tokens()->add_ids(1), r.mutable_tokens()->add_ids(257); }},
+      {"tokens.ids[0]", [](auto& r) { r.mutable_tokens()->add_ids(4'000'000'000u); }},
+      {"chat.messages", [](auto& r) { r.mutable_chat(); }},
+      {"chat.messages[0].role", [](auto& r) { r.mutable_chat()->add_messages()->set_content("x"); }},
+      {"max_tokens", [](auto& r) { r.set_max_tokens(0); }},
+      {"max_tokens", [](auto& r) { r.set_max_tokens(62); }},
+      {"max_tokens", [](auto& r) { r.set_max_tokens(0x7fffffff); }},
+      {"max_tokens", [](auto& r) { r.set_max_tokens(0xffffffff); }},
+      {"sampling.temperature", [&](auto& r) { r.mutable_sampling()->set_temperature(nan); }},
+      {"sampling.temperature", [&](auto& r) { r.mutable_sampling()->set_temperature(inf); }},
+      {"sampling.temperature", [](auto& r) { r.mutable_sampling()->set_temperature(-0.1f); }},
+      {"sampling.top_p", [](auto& r) { r.mutable_sampling()->set_top_p(0); }},
+      {"sampling.top_p", [](auto& r) { r.mutable_sampling()->set_top_p(1.01f); }},
+      {"sampling.top_p", [&](auto& r) { r.mutable_sampling()->set_top_p(nan); }},
+      {"sampling.min_p", [](auto& r) { r.mutable_sampling()->set_min_p(-1); }},
+      {"sampling.presence_penalty", [](auto& r) { r.mutable_sampling()->set_presence_penalty(3); }},
+      {"sampling.frequency_penalty", [&](auto& r) { r.mutable_sampling()->set_frequency_penalty(nan); }},
+      {"sampling.repetition_penalty", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(0); }},
+      {"sampling.logit_bias[5]", [&](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = inf; }},
+      {"stop.strings", [](auto& r) { for (int i = 0; i < 17; ++i) r.mutable_stop()->add_strings("x"); }},
+      {"stop.strings", [](auto& r) { for (int i = 0; i < 100'000; ++i) r.mutable_stop()->add_strings("x"); }},
+      {"stop.strings[0]", [](auto& r) { r.mutable_stop()->add_strings(""); }},
+      {"stop.strings[1]",
+       [](auto& r) { r.mutable_stop()->add_strings("x"), r.mutable_stop()->add_strings(std::string(257, 'x')); }},
+      {"stop.token_ids", [](auto& r) { for (int i = 0; i < 65; ++i) r.mutable_stop()->add_token_ids(1); }},
+      {"stop.token_ids[0]", [](auto& r) { r.mutable_stop()->add_token_ids(257); }},
+      {"output.top_logprobs", [](auto& r) { r.mutable_output()->set_top_logprobs(21); }},
+      {"constraint", [](auto& r) { r.mutable_constraint(); }},
+      {"choices", [](auto& r) { r.set_choices(0); }},
+      {"request_id", [](auto& r) { r.set_request_id(""); }},
+      {"request_id", [](auto& r) { r.set_request_id("with blank"); }},
+      {"request_id", [](auto& r) { r.set_request_id("line\nbreak"); }},
+      {"request_id", [](auto& r) { r.set_request_id(std::string(129, 'x')); }},
+      {"service_class", [](auto& r) { r.set_service_class(static_cast<v1::ServiceClass>(99)); }},
+  };
+  for (const Case& c : cases) {
+    v1::GenerateRequest request = Request();
+    c.change(request);
+    const absl::Status status = Refused(request);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.field << ": " << status;
+    EXPECT_THAT(BadFields(status), Contains(c.field)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.field));
+  }
+  EXPECT_EQ(engine_.submitted(), 0u);
+}
+
+TEST_F(ValidationTest, AllWrongFieldsAreNamedAtOnce) {
+  v1::GenerateRequest request = Request();
+  request.set_max_tokens(0);
+  request.mutable_sampling()->set_temperature(-1);
+  request.mutable_stop()->add_strings("");
+  EXPECT_THAT(BadFields(Refused(request)), UnorderedElementsAre("max_tokens", "sampling.temperature", "stop.strings[0]"));
+}
+
+TEST_F(ValidationTest, WhatIsNotBuiltIsUnimplementedAndNamesTheField) {
+  struct Case {
+    std::string field;
+    std::function<void(v1::GenerateRequest&)> change;
+  };
+  const std::vector<Case> cases = {
+      {"constraint", [](auto& r) { r.mutable_constraint()->set_regex("a*"); }},
+      {"choices", [](auto& r) { r.set_choices(2); }},
+      {"adapter", [](auto& r) { r.set_adapter("lora"); }},
+      {"media", [](auto& r) { r.add_media(); }},
+      {"resume", [](auto& r) { r.mutable_resume(); }},
+      {"output.prompt_logprobs", [](auto& r) { r.mutable_output()->set_prompt_logprobs(true); }},
+      {"output.status_events", [](auto& r) { r.mutable_output()->set_status_events(true); }},
+      {"service_class", [](auto& r) { r.set_service_class(v1::SERVICE_CLASS_BATCH); }},
+      {"sampling.presence_penalty", [](auto& r) { r.mutable_sampling()->set_presence_penalty(1); }},
+      {"sampling.repetition_penalty", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1f); }},
+      {"sampling.logit_bias", [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = 1; }},
+      {"chat.tools",
+       [](auto& r) { r.mutable_chat()->add_messages()->set_role("user"), r.mutable_chat()->add_tools(); }},
+      {"chat.messages[0].media",
+       [](auto& r) { r.mutable_chat()->add_messages()->set_role("user"), r.mutable_chat()->mutable_messages(0)->add_media(); }},
+  };
+  for (const Case& c : cases) {
+    v1::GenerateRequest request = Request();
+    c.change(request);
+    const absl::Status status = Refused(request);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << c.field << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.field));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("built:"));
+  }
+}
+
+TEST_F(ValidationTest, NeutralValuesOfUnbuiltFieldsAreFine) {
+  v1::GenerateRequest request = Request();
+  request.set_choices(1);
+  request.set_adapter("");
+  request.set_service_class(v1::SERVICE_CLASS_INTERACTIVE);
+  request.mutable_sampling()->set_repetition_penalty(1);
+  request.mutable_sampling()->set_presence_penalty(0);
+  grpc::ClientContext context;
+  auto stream = stub_->Generate(&context, request);
+  engine_.Await().sink->OnEnd(FakeEngine::End(0));
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(ValidationTest, AnUnknownModelIsNotFoundAndTheKnownAreListed) {
+  v1::GenerateRequest request = Request();
+  request.set_model("other");
+  const absl::Status status = Refused(request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tiny, alias"));
+  EXPECT_EQ(ErrorReason(status), "MODEL_NOT_FOUND");
+  request.set_model("alias");
+  grpc::ClientContext context;
+  auto stream = stub_->Generate(&context, request);
+  engine_.Await().sink->OnEnd(FakeEngine::End(0));
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(ValidationTest, ScoreAndEmbedSayWhatIsBuilt) {
+  grpc::ClientContext a, b;
+  v1::ScoreResponse score;
+  v1::EmbedResponse embed;
+  const grpc::Status first = stub_->Score(&a, v1::ScoreRequest(), &score);
+  EXPECT_EQ(first.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(first.error_message(), HasSubstr("Generate"));
+  EXPECT_EQ(stub_->Embed(&b, v1::EmbedRequest(), &embed).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(ValidationTest, TokenizeAndBack) {
+  v1::TokenizeRequest tokenize;
+  tokenize.set_text("h\xc3\xa9");
+  tokenize.set_token_texts(true);
+  v1::TokenizeResponse tokens;
+  grpc::ClientContext a;
+  ASSERT_TRUE(stub_->Tokenize(&a, tokenize, &tokens).ok());
+  EXPECT_THAT(tokens.token_ids(), ElementsAre('h', 0xc3, 0xa9));
+  EXPECT_THAT(tokens.token_texts(), ElementsAre("h", "\xc3", "\xa9"));
+  v1::DetokenizeRequest detokenize;
+  *detokenize.mutable_token_ids() = tokens.token_ids();
+  v1::DetokenizeResponse text;
+  grpc::ClientContext b;
+  ASSERT_TRUE(stub_->Detokenize(&b, detokenize, &text).ok());
+  EXPECT_EQ(text.text(), "h\xc3\xa9");
+  detokenize.add_token_ids(257);
+  grpc::ClientContext c;
+  EXPECT_THAT(BadFields(FromGrpc(stub_->Detokenize(&c, detokenize, &text))), ElementsAre("token_ids[3]"));
+}
+
+TEST_F(ValidationTest, TextsTooLongToFitAreNotTokenized) {
+  v1::TokenizeRequest tokenize;
+  tokenize.set_text(std::string(64 * 256 + 1, 'x'));
+  v1::TokenizeResponse tokens;
+  grpc::ClientContext a;
+  EXPECT_EQ(stub_->Tokenize(&a, tokenize, &tokens).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ValidationTest, ApplyChatTemplateShowsThePrompt) {
+  v1::ApplyChatTemplateRequest request;
+  v1::ChatMessage& message = *request.mutable_chat()->add_messages();
+  message.set_role("user");
+  message.set_content("yo");
+  request.mutable_chat()->set_add_generation_prompt(false);
+  v1::ApplyChatTemplateResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub_->ApplyChatTemplate(&context, request, &response).ok());
+  EXPECT_EQ(response.text(), "<user>yo");
+  EXPECT_EQ(response.token_ids_size(), 8);
+}
+
+TEST_F(ValidationTest, ListModelsNamesThemAll) {
+  v1::ListModelsResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub_->ListModels(&context, v1::ListModelsRequest(), &response).ok());
+  ASSERT_EQ(response.models_size(), 2);
+  EXPECT_EQ(response.models(0).name(), "tiny");
+  EXPECT_EQ(response.models(0).context_tokens(), 64u);
+  EXPECT_THAT(response.models(0).weight_formats(), ElementsAre("f32", "q4_1"));
+  EXPECT_TRUE(response.models(0).chat());
+}
+
+TEST_F(ValidationTest, AModelWithoutAUsableTemplateRefusesChatOnly) {
+  model_.chat_template = nullptr;
+  model_.chat_refusal = absl::UnimplementedError("its template needs macros");
+  v1::GenerateRequest request;
+  request.mutable_chat()->add_messages()->set_role("user");
+  const absl::Status status = Refused(request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("macros"));
+}
+
+// The service parses a CompleteRequest as a GenerateRequest.
+TEST(InferenceProto, CompleteRequestIsFieldForFieldAGenerateRequest) {
+  const google::protobuf::Descriptor* generate = v1::GenerateRequest::descriptor();
+  const google::protobuf::Descriptor* complete = v1::CompleteRequest::descriptor();
+  ASSERT_EQ(generate->field_count(), complete->field_count());
+  for (int i = 0; i < generate->field_count(); ++i) {
+    google::protobuf::FieldDescriptorProto a, b;
+    generate->field(i)->CopyTo(&a);
+    complete->field(i)->CopyTo(&b);
+    EXPECT_EQ(a.DebugString(), b.DebugString());
+  }
+}
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,107 @@
+// The coordinator's flags: what is refused, and what the refusal says.
+
+#include "coordinator/options.h"
+
+#include <fstream>
+#include <string>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/reflection.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace bitshard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void Set(const std::string& flag, const std::string& value) {
+  std::string error;
+  absl::CommandLineFlag* found = absl::FindCommandLineFlag(flag);
+  ASSERT_NE(found, nullptr) << flag;
+  ASSERT_TRUE(found->ParseFrom(value, &error)) << error;
+}
+
+class OptionsTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Set("model", "some.gguf"); }
+
+  // The refusal of one flag's value.
+  std::string Refusal(const std::string& flag, const std::string& value) {
+    absl::FlagSaver saver;
+    Set(flag, value);
+    const auto options = CoordinatorOptionsFromFlags({});
+    EXPECT_FALSE(options.ok()) << flag << "=" << value;
+    EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(options.status().message());
+  }
+
+  absl::FlagSaver saver_;
+};
+
+TEST_F(OptionsTest, DefaultsAreFine) {
+  const auto options = CoordinatorOptionsFromFlags({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->port, 50051);
+  EXPECT_EQ(options->kv_bytes, uint64_t{1} << 30);
+  EXPECT_EQ(options->activations, internal::NumericsOptions::ACTIVATIONS_A16);
+  EXPECT_TRUE(options->reflection);
+}
+
+TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
+  EXPECT_THAT(Refusal("model", ""), HasSubstr("--model"));
+  EXPECT_THAT(Refusal("workers", "0"), HasSubstr("--workers=0"));
+  EXPECT_THAT(Refusal("shares", "1,x"), HasSubstr("--shares=1,x"));
+  EXPECT_THAT(Refusal("shares", "1,2"), HasSubstr("--workers is 1"));
+  EXPECT_THAT(Refusal("port", "70000"), HasSubstr("--port=70000"));
+  EXPECT_THAT(Refusal("fleet_port", "50051"), HasSubstr("the same"));
+  EXPECT_THAT(Refusal("metrics_port", "50051"), HasSubstr("--metrics-port"));
+  EXPECT_THAT(Refusal("activations", "a8"), HasSubstr("a16 or f32"));
+  EXPECT_THAT(Refusal("kv_cache_dtype", "int8"), HasSubstr("bf16, f16 or f32"));
+  EXPECT_THAT(Refusal("kv_cache_bytes", "lots"), HasSubstr("512MiB"));
+  EXPECT_THAT(Refusal("token_budget", "0"), HasSubstr("--token-budget"));
+  EXPECT_THAT(Refusal("max_running", "-1"), HasSubstr("--max-running"));
+  EXPECT_THAT(Refusal("stall_timeout", "1ms"), HasSubstr("--stall-timeout"));
+  EXPECT_THAT(Refusal("tls_cert_file", "x"), HasSubstr("not built"));
+  EXPECT_THAT(Refusal("token_file", "/nowhere/at/all"), HasSubstr("--token-file"));
+  EXPECT_THAT(Refusal("bind", "0.0.0.0"), HasSubstr("--token-file"));
+  EXPECT_THAT(Refusal("reflection", "maybe"), HasSubstr("on, off or auto"));
+  EXPECT_THAT(std::string(CoordinatorOptionsFromFlags({"model.gguf"}).status().message()), HasSubstr("model.gguf"));
+}
+
+TEST_F(OptionsTest, AnOpenAddressWithATokenIsFineAndWithoutReflection) {
+  const std::string path = ::testing::TempDir() + "/token";
+  std::ofstream(path) << " secret\n";
+  Set("bind", "0.0.0.0");
+  Set("token_file", path);
+  const auto options = CoordinatorOptionsFromFlags({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->token, "secret");
+  EXPECT_FALSE(options->reflection);
+}
+
+TEST_F(OptionsTest, PortsMayAllBePicked) {
+  for (const char* flag : {"port", "fleet_port", "health_port", "admin_port", "metrics_port"}) Set(flag, "0");
+  EXPECT_TRUE(CoordinatorOptionsFromFlags({}).ok());
+}
+
+TEST_F(OptionsTest, SharesAndNamesAreLists) {
+  Set("workers", "3");
+  Set("shares", "3,2,0.5");
+  Set("served_model_name", "a,b");
+  const auto options = CoordinatorOptionsFromFlags({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(options->shares, ElementsAre(3, 2, 0.5));
+  EXPECT_THAT(options->served_names, ElementsAre("a", "b"));
+}
+
+TEST(ParseBytes, KnowsUnits) {
+  EXPECT_EQ(*ParseBytes("1024"), 1024u);
+  EXPECT_EQ(*ParseBytes("1.5GiB"), uint64_t{3} << 29);
+  EXPECT_EQ(*ParseBytes("2G"), uint64_t{2} << 30);
+  for (const char* bad : {"", "-1", "0", "nan", "1e30", "5 apples", "GiB"}) EXPECT_FALSE(ParseBytes(bad).ok()) << bad;
+}
+
+}  // namespace
+}  // namespace bitshard
