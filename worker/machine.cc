@@ -1,8 +1,5 @@
 #include "worker/machine.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -10,6 +7,8 @@
 #include <optional>
 #include <random>
 #include <sstream>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -87,7 +86,8 @@ uint64_t AvailableMemoryBytes() {
 
 uint64_t MeasureReadBandwidth() {
   using Clock = std::chrono::steady_clock;
-  // Beyond the caches of most machines, and quick to fill; what a large last-level cache adds is there for weights too.
+  // Beyond the caches of most machines, and quick to fill; what a large last-level cache adds is
+  // there for weights too.
   constexpr size_t kWords = (size_t{64} << 20) / sizeof(uint64_t);
   std::vector<uint64_t> words;
   try {

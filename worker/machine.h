@@ -6,10 +6,12 @@
 
 namespace bitshard {
 
-// Memory that could be used now without swapping: the least of the kernel's MemAvailable and what our cgroups (v2 or v1) leave.
+// Memory that could be used now without swapping: the least of the kernel's MemAvailable and what
+// our cgroups (v2 or v1) leave.
 uint64_t AvailableMemoryBytes();
 
-// Bytes a second that one thread reads from memory, measured for about 50 ms; 0 when it could not be measured.
+// Bytes a second that one thread reads from memory, measured for about 50 ms; 0 when it could not
+// be measured.
 uint64_t MeasureReadBandwidth();
 
 // Processes with equal names can share memory: host name, boot and /dev/shm.

@@ -1,20 +1,20 @@
-// bitshard-worker: one rank. Flags in, then the control thread of worker/service until it says that we are done.
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <unistd.h>
-
+// bitshard-worker: one rank. Flags in, then the control thread of worker/service until it says that
+// we are done.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <pthread.h>
+#include <signal.h>
 #include <string>
+#include <sys/prctl.h>
 #include <thread>
+#include <unistd.h>
 #include <utility>
-
-#include <grpcpp/security/credentials.h>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include <grpcpp/security/credentials.h>
 
 #include "kernels/base/command_line.h"
 #include "kernels/base/log.h"
@@ -93,10 +93,10 @@ WorkerBackend Backend(const WorkerOptions& options, ThreadPool* pool) {
     bind.pool = pool;
     return StepRunner::Bind(plan, std::move(weights), bind);
   };
-  backend.join = [](const std::string& id, int rank, int world, absl::Duration timeout)
-      -> absl::StatusOr<std::unique_ptr<Collective>> {
+  backend.join = [](const std::string& id, int rank, int world, absl::Duration timeout,
+                    const std::atomic<bool>& stop) -> absl::StatusOr<std::unique_ptr<Collective>> {
     if (world == 1) return MakeSoloCollective();
-    return JoinShmCollective(id, rank, world, timeout);
+    return JoinShmCollective(id, rank, world, timeout, &stop);
   };
   backend.self_test = &SelfTestCollective;
   return backend;
@@ -149,7 +149,8 @@ int Main(int argc, char** argv) {
   const absl::Status status = service.Run();
   if (!status.ok()) LogError("worker: {}", status.ToString());
   LogInfo("worker: exiting pid={}", getpid());
-  // Not through destructors: a load or a step may still be running, and nothing it does matters any more.
+  // Not through destructors: a load or a step may still be running, and nothing it does matters any
+  // more.
   std::fflush(nullptr);
   std::_Exit(status.ok() ? EXIT_SUCCESS : kExitNoCoordinator);
 }

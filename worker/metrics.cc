@@ -3,13 +3,12 @@
 #include <exception>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include <prometheus/counter.h>
 #include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
-
-#include "absl/strings/str_cat.h"
 
 namespace bitshard {
 namespace {
@@ -86,7 +85,8 @@ absl::StatusOr<std::unique_ptr<WorkerMetrics>> WorkerMetrics::Serve(const std::s
 void WorkerMetrics::OnLoaded(uint32_t rank, uint64_t arena_bytes, uint64_t read_bytes,
                              absl::Duration took) {
   const std::string label = absl::StrCat(rank);
-  impl_->memory_bytes.Add({{"rank", label}, {"kind", "weights"}}).Set(static_cast<double>(arena_bytes));
+  impl_->memory_bytes.Add({{"rank", label}, {"kind", "weights"}})
+      .Set(static_cast<double>(arena_bytes));
   impl_->read_bytes.Add({{"rank", label}}).Increment(static_cast<double>(read_bytes));
   impl_->load_seconds.Add({{"rank", label}}).Set(absl::ToDoubleSeconds(took));
 }
@@ -96,7 +96,8 @@ void WorkerMetrics::OnLoadFailed(const absl::Status& status) {
 }
 
 void WorkerMetrics::OnCacheAllocated(uint32_t rank, uint64_t bytes) {
-  impl_->memory_bytes.Add({{"rank", absl::StrCat(rank)}, {"kind", "kv"}}).Set(static_cast<double>(bytes));
+  impl_->memory_bytes.Add({{"rank", absl::StrCat(rank)}, {"kind", "kv"}})
+      .Set(static_cast<double>(bytes));
 }
 
 void WorkerMetrics::OnStep(uint32_t rank, absl::Duration took, uint64_t outputs) {

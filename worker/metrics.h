@@ -1,4 +1,5 @@
-// The worker's own metrics page, for Prometheus. The only worker file besides main that knows the library is metrics.cc.
+// The worker's own metrics page, for Prometheus. The only worker file besides main that knows the
+// library is metrics.cc.
 //
 // Thread-safe. Series with a rank begin when the rank is assigned.
 #pragma once

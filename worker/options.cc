@@ -23,23 +23,31 @@
 #include "worker/machine.h"
 
 ABSL_FLAG(std::string, coordinator, "",
-          "host:port of the coordinator's fleet port. The worker dials it, again and again until it answers");
+          "host:port of the coordinator's fleet port. The worker dials it, again and again until "
+          "it answers");
 ABSL_FLAG(std::string, token_file, "",
-          "file with the secret that coordinator and workers share; spaces and line ends around it do not count");
+          "file with the secret that coordinator and workers share; spaces and line ends around it "
+          "do not count");
 ABSL_FLAG(int, threads, 0,
-          "compute threads; 0 = the CPUs that the cgroup and the affinity mask grant, divided by --local-ranks");
+          "compute threads; 0 = the CPUs that the cgroup and the affinity mask grant, divided by "
+          "--local-ranks");
 ABSL_FLAG(std::string, memory, "80%",
-          "memory for weights, buffers and KV cache: bytes, 512MiB, 24GiB, or a share of what is available now, "
+          "memory for weights, buffers and KV cache: bytes, 512MiB, 24GiB, or a share of what is "
+          "available now, "
           "divided by --local-ranks");
 ABSL_FLAG(std::string, isa, "auto",
-          "widest instruction set that kernels may use: auto, scalar, avx2, avx512vnni. All give the same bits");
-ABSL_FLAG(int, local_rank, 0, "which of the workers on this host this is; a preference for the order of ranks");
-ABSL_FLAG(int, local_ranks, 1, "how many workers share this host: default threads and memory are divided by it");
+          "widest instruction set that kernels may use: auto, scalar, avx2, avx512vnni. All give "
+          "the same bits");
+ABSL_FLAG(int, local_rank, 0,
+          "which of the workers on this host this is; a preference for the order of ranks");
+ABSL_FLAG(int, local_ranks, 1,
+          "how many workers share this host: default threads and memory are divided by it");
 ABSL_FLAG(int, metrics_port, 0, "port of the Prometheus page at /metrics; 0 = none");
 ABSL_FLAG(std::string, metrics_host, "127.0.0.1", "address that the metrics page listens on");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
-ABSL_FLAG(bool, exit_with_parent, false,
-          "die when the process that started this one dies (for supervisors such as `bitshard serve`)");
+ABSL_FLAG(
+    bool, exit_with_parent, false,
+    "die when the process that started this one dies (for supervisors such as `bitshard serve`)");
 ABSL_FLAG(absl::Duration, coordinator_timeout, absl::InfiniteDuration(),
           "exit when the coordinator stays away for so long, such as 10s; inf = dial for ever");
 
@@ -89,9 +97,9 @@ absl::StatusOr<uint64_t> ParseMemory(const std::string& text, uint64_t available
     double factor;
   };
   const Unit units[] = {
-      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
-      {"K", 0x1p10},   {"M", 0x1p20},   {"G", 0x1p30},   {"T", 0x1p40},
-      {"%", static_cast<double>(available) / 100},
+      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+      {"TiB", 0x1p40}, {"K", 0x1p10},   {"M", 0x1p20},
+      {"G", 0x1p30},   {"T", 0x1p40},   {"%", static_cast<double>(available) / 100},
   };
   absl::string_view number = absl::StripAsciiWhitespace(text);
   double factor = 1;
@@ -114,12 +122,17 @@ void DescribeWorkerFlags() {
   absl::SetProgramUsageMessage(
       "one rank of a bitshard group: loads its shard of the weights and runs steps.\n\n"
       "  bitshard-worker --coordinator=HOST:PORT [--threads=N] [--memory=24GiB]\n\n"
-      "Start as many workers as the coordinator's --workers says, on any hosts that see the model files\n"
-      "under the same path. The coordinator gives each its rank; a worker that loses it keeps its weights\n"
-      "and dials again. SIGTERM announces the departure and exits. On one machine `bitshard serve` starts\n"
+      "Start as many workers as the coordinator's --workers says, on any hosts that see the model "
+      "files\n"
+      "under the same path. The coordinator gives each its rank; a worker that loses it keeps its "
+      "weights\n"
+      "and dials again. SIGTERM announces the departure and exits. On one machine `bitshard serve` "
+      "starts\n"
       "everything.");
   absl::FlagsUsageConfig config;
-  const auto ours = [](absl::string_view file) { return absl::EndsWith(file, "worker/options.cc"); };
+  const auto ours = [](absl::string_view file) {
+    return absl::EndsWith(file, "worker/options.cc");
+  };
   config.contains_help_flags = config.contains_helpshort_flags = ours;
   config.version_string = [] { return absl::StrCat("bitshard-worker ", kBuildVersion, "\n"); };
   absl::SetFlagsUsageConfig(config);
@@ -136,7 +149,8 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   const int local_rank = absl::GetFlag(FLAGS_local_rank);
   const int local_ranks = absl::GetFlag(FLAGS_local_ranks);
   if (local_ranks < 1 || local_ranks > kMaxThreads) {
-    return BadFlag("local-ranks", absl::StrCat(local_ranks), "how many workers share this host, at least 1");
+    return BadFlag("local-ranks", absl::StrCat(local_ranks),
+                   "how many workers share this host, at least 1");
   }
   if (local_rank < 0 || local_rank >= kMaxThreads) {
     return BadFlag("local-rank", absl::StrCat(local_rank), "a number from 0 on");
@@ -168,7 +182,9 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
     if (!HasIsa(*parsed)) {
       std::string reasons;
       for (const std::string& reason : ProbeIsa().reasons) absl::StrAppend(&reasons, "; ", reason);
-      return BadFlag("isa", isa, absl::StrCat("this machine offers ", std::string(IsaName(BestIsa())), reasons));
+      return BadFlag(
+          "isa", isa,
+          absl::StrCat("this machine offers ", std::string(IsaName(BestIsa())), reasons));
     }
     options.isa = *parsed;
   }
@@ -177,7 +193,8 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   if (port < 0 || port > 65535) {
     return BadFlag("metrics-port", absl::StrCat(port), "1 to 65535, or 0 for no page");
   }
-  if (port != 0) options.metrics_address = absl::StrCat(absl::GetFlag(FLAGS_metrics_host), ":", port);
+  if (port != 0)
+    options.metrics_address = absl::StrCat(absl::GetFlag(FLAGS_metrics_host), ":", port);
 
   options.log_level = absl::GetFlag(FLAGS_log_level);
   options.exit_with_parent = absl::GetFlag(FLAGS_exit_with_parent);

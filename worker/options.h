@@ -13,14 +13,14 @@
 namespace bitshard {
 
 struct WorkerOptions {
-  std::string coordinator;         // host:port
-  std::string token;               // content of --token-file
+  std::string coordinator;  // host:port
+  std::string token;        // content of --token-file
   int threads = 1;
   uint64_t memory_bytes = 0;
   Isa isa = Isa::kScalar;
   uint32_t local_rank = 0;
   uint32_t local_ranks = 1;
-  std::string metrics_address;     // "" = no page
+  std::string metrics_address;  // "" = no page
   std::string log_level;
   bool exit_with_parent = false;
   absl::Duration coordinator_timeout = absl::InfiniteDuration();

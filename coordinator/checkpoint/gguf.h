@@ -1,4 +1,9 @@
 // The header of a GGUF file (versions 2 and 3): its metadata and where its tensors lie.
+//
+// A file is "GGUF", u32 version, u64 tensor count, u64 metadata count; the metadata {string key,
+// u32 type, value}; the tensors {string name, u32 n_dims, u64 dims[n_dims] (contiguous one first),
+// u32 type, u64 offset}; padding to the alignment; data, from where offsets count. A string is u64
+// length and bytes. All little-endian.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,8 @@
-// safetensors: the header of one file, and the files of one folder (formats:
-// docs/formats/safetensors.md).
+// safetensors: the header of one file, and the files of one folder.
+//
+// A file is u64 n (little-endian), n bytes of JSON, data. JSON: {"name": {"dtype": "BF16", "shape":
+// [..], "data_offsets": [begin, end]}, ..., "__metadata__": {..}}; offsets count from the start of
+// the data; rows in C order. docs/formats/safetensors.md).
 #pragma once
 
 #include <cstdint>

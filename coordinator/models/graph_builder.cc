@@ -93,7 +93,6 @@ uint32_t GraphBuilder::AddWeight(const std::string& name, uint64_t rows, uint64_
     weight->set_format(tensor->format);
     weight->set_rows(rows);
     weight->set_cols(cols);
-    weight->set_vector(vector);
   }
   return known->second;
 }

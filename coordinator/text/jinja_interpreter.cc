@@ -44,10 +44,10 @@ absl::StatusOr<JinjaValue> Range(const JinjaArguments& arguments, JinjaHeap* hea
   return JinjaValue::List(heap->NewList(std::move(items)));
 }
 
-JinjaValue LoopVariable(const std::vector<JinjaValue>& items, size_t at, JinjaHeap* heap) {
+// Sets the members of `loop`, one object for all rounds of a loop.
+void SetLoop(const std::vector<JinjaValue>& items, size_t at, JinjaDict* loop) {
   const int64_t index = static_cast<int64_t>(at);
   const int64_t length = static_cast<int64_t>(items.size());
-  JinjaDict* loop = heap->NewDict();
   loop->Set("index", JinjaValue::Int(index + 1));
   loop->Set("index0", JinjaValue::Int(index));
   loop->Set("revindex", JinjaValue::Int(length - index));
@@ -58,7 +58,6 @@ JinjaValue LoopVariable(const std::vector<JinjaValue>& items, size_t at, JinjaHe
   loop->Set("previtem", at > 0 ? items[at - 1] : JinjaValue::MakeUndefined("previtem"));
   loop->Set("nextitem",
             at + 1 < items.size() ? items[at + 1] : JinjaValue::MakeUndefined("nextitem"));
-  return JinjaValue::Dict(loop);
 }
 
 }  // namespace
@@ -189,11 +188,14 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunFor(const JinjaState
       }
       items = std::move(kept);
     }
+    RETURN_IF_ERROR(heap_->ChargeBytes(sizeof(JinjaDict) + 16 * sizeof(JinjaValue)));
+    JinjaDict* loop = heap_->NewDict();
     for (size_t i = 0; i < items.size(); ++i) {
       scope.Clear();
-      RETURN_IF_ERROR(heap_->ChargeBytes(sizeof(JinjaDict) + 16 * sizeof(JinjaValue)));
+      RETURN_IF_ERROR(heap_->ChargeStep());
       RETURN_IF_ERROR(AssignTargets(statement.targets, items[i]));
-      Assign("loop", LoopVariable(items, i, heap_));
+      SetLoop(items, i, loop);
+      Assign("loop", JinjaValue::Dict(loop));
       ASSIGN_OR_RETURN(const Flow flow, RunBody(statement.bodies[0], out));
       any_round_complete |= flow == Flow::kOn;
       if (flow == Flow::kBreak) break;

@@ -153,7 +153,8 @@ absl::StatusOr<bool> Equals(const JinjaValue& a, const JinjaValue& b, int depth,
 }  // namespace
 
 JinjaValue JinjaValue::MakeUndefined(std::string_view name) {
-  return JinjaValue(Variant(Undefined{std::make_shared<const std::string>(name)}));
+  return JinjaValue(std::in_place_type<Undefined>,
+                    Undefined{std::make_shared<const std::string>(name)});
 }
 
 double JinjaValue::AsDouble() const {

@@ -40,16 +40,19 @@ class JinjaValue {
 
   JinjaValue() : value_(Undefined{}) {}
   static JinjaValue MakeUndefined(std::string_view name);
-  static JinjaValue MakeNone() { return JinjaValue(Variant(None{})); }
-  static JinjaValue Bool(bool v) { return JinjaValue(Variant(v)); }
-  static JinjaValue Int(int64_t v) { return JinjaValue(Variant(v)); }
-  static JinjaValue Float(double v) { return JinjaValue(Variant(v)); }
+  static JinjaValue MakeNone() { return JinjaValue(std::in_place_type<None>, None{}); }
+  static JinjaValue Bool(bool v) { return JinjaValue(std::in_place_type<bool>, v); }
+  static JinjaValue Int(int64_t v) { return JinjaValue(std::in_place_type<int64_t>, v); }
+  static JinjaValue Float(double v) { return JinjaValue(std::in_place_type<double>, v); }
   static JinjaValue String(std::string v) {
-    return JinjaValue(Variant(std::make_shared<const std::string>(std::move(v))));
+    return JinjaValue(std::in_place_type<JinjaString>,
+                      std::make_shared<const std::string>(std::move(v)));
   }
-  static JinjaValue List(JinjaList* v) { return JinjaValue(Variant(v)); }
-  static JinjaValue Dict(JinjaDict* v) { return JinjaValue(Variant(v)); }
-  static JinjaValue Function(JinjaFunction v) { return JinjaValue(Variant(v)); }
+  static JinjaValue List(JinjaList* v) { return JinjaValue(std::in_place_type<JinjaList*>, v); }
+  static JinjaValue Dict(JinjaDict* v) { return JinjaValue(std::in_place_type<JinjaDict*>, v); }
+  static JinjaValue Function(JinjaFunction v) {
+    return JinjaValue(std::in_place_type<JinjaFunction>, v);
+  }
 
   bool is_undefined() const { return std::holds_alternative<Undefined>(value_); }
   bool is_none() const { return std::holds_alternative<None>(value_); }
@@ -81,7 +84,8 @@ class JinjaValue {
  private:
   using Variant = std::variant<Undefined, None, bool, int64_t, double, JinjaString, JinjaList*,
                                JinjaDict*, JinjaFunction>;
-  explicit JinjaValue(Variant v) : value_(std::move(v)) {}
+  template <typename T>
+  JinjaValue(std::in_place_type_t<T> kind, T v) : value_(kind, std::move(v)) {}
 
   Variant value_;
 };

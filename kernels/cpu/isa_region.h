@@ -22,3 +22,5 @@
 
 // For helpers of the inner loops.
 #define ISA_INLINE __attribute__((always_inline)) inline
+// Before a loop of constant length over vectors in an array: only an unrolled loop keeps them in registers.
+#define ISA_UNROLL BITSHARD_PRAGMA(GCC unroll 16)

@@ -71,7 +71,9 @@ ISA_INLINE void RunCell(const LinearArgs& args, const uint8_t* tile, const uint1
     const int16_t* q = args.q + (row + i) * args.padded_cols;
     const int32_t* run_sums = args.run_sums + (row + i) * (args.padded_cols / 16);
     __m256i dot[2][4];
+    ISA_UNROLL
     for (int half = 0; half < 2; ++half) {
+      ISA_UNROLL
       for (int v = 0; v < 4; ++v) dot[half][v] = _mm256_setzero_si256();
     }
     int32_t q_sum = 0;
@@ -86,6 +88,7 @@ ISA_INLINE void RunCell(const LinearArgs& args, const uint8_t* tile, const uint1
     const __m256 s_a_vector = _mm256_set1_ps(s_a);
     const __m256 min_factor = _mm256_set1_ps(s_a * static_cast<float>(q_sum));
     const __m256i zero_part = _mm256_set1_epi32(args.zero_point * q_sum);
+    ISA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const __m256i* d = dot[half];
       const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(d[0], d[1]), _mm256_unpackhi_epi32(d[0], d[1]));

@@ -45,8 +45,10 @@ ISA_INLINE void LoadRun(const uint8_t* tile, int64_t run, __m512i codes[4]) {
 
 template <int kRuns>
 ISA_INLINE void AddProducts(const int8_t* terms, const __m512i codes[kRuns][4], __m512i dot[4]) {
+  ISA_UNROLL
   for (int j = 0; j < kRuns; ++j) {
     const __m512i x = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(terms + 16 * j)));
+    ISA_UNROLL
     for (int i = 0; i < 4; ++i) dot[i] = _mm512_dpbusd_epi32(dot[i], codes[j][i], x);
   }
 }
@@ -55,6 +57,7 @@ template <int kBits, int kRuns>
 ISA_INLINE void RunCell(const LinearArgs& args, const uint8_t* tile, const uint16_t* scales, const Cell& cell, int64_t row,
                         int rows, Block& block) {
   __m512i codes[kRuns][4];
+  ISA_UNROLL
   for (int j = 0; j < kRuns; ++j) LoadRun<kBits>(tile, cell.run + j, codes[j]);
   const uint16_t* plane = scales + cell.group * (args.has_min ? 32 : 16);
   const __m512 s_w = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(plane)));
@@ -64,6 +67,7 @@ ISA_INLINE void RunCell(const LinearArgs& args, const uint8_t* tile, const uint1
     const int64_t at = (row + i) * args.padded_cols + cell.run * 16;
     __m512i dot[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
     AddProducts<kRuns>(args.hi + at, codes, dot);
+    ISA_UNROLL
     for (int v = 0; v < 4; ++v) dot[v] = _mm512_slli_epi32(dot[v], 8);
     AddProducts<kRuns>(args.lo + at, codes, dot);
     const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(dot[0], dot[1]), _mm512_unpackhi_epi32(dot[0], dot[1]));

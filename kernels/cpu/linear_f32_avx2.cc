@@ -50,6 +50,7 @@ ISA_INLINE Lanes Fma(Lanes a, Lanes b, Lanes c) {
 
 ISA_INLINE void LoadGroup(const LinearArgs& args, int64_t group, TileView& view, Block& block) {
   const uint16_t* plane = view.scales + group * (args.has_min ? 32 : 16);
+  ISA_UNROLL
   for (int i = 0; i < 16; i += 8) {
     _mm256_store_ps(block.scale + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(plane + i))));
     if (!args.has_min) continue;
@@ -115,19 +116,26 @@ ISA_INLINE float SumLanes(Lanes v) {
 // Adds runs [0, runs) of the buffer for kRows rows of x.
 template <int kRows>
 ISA_INLINE void AddBuffer(const float* x, int64_t stride, int runs, Block& block) {
+  ISA_UNROLL
   for (int r = 0; r < kTileRows; r += 2) {
     Lanes acc[kRows][2];
+    ISA_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      ISA_UNROLL
       for (int c = 0; c < 2; ++c) acc[i][c] = LoadLanes(block.acc[i][r + c]);
     }
     for (int run = 0; run < runs; ++run) {
       const Lanes w[2] = {LoadLanes(block.decoded[run][r]), LoadLanes(block.decoded[run][r + 1])};
+      ISA_UNROLL
       for (int i = 0; i < kRows; ++i) {
         const Lanes xv = LoadLanes(x + i * stride + 16 * run);
+        ISA_UNROLL
         for (int c = 0; c < 2; ++c) acc[i][c] = Fma(w[c], xv, acc[i][c]);
       }
     }
+    ISA_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      ISA_UNROLL
       for (int c = 0; c < 2; ++c) StoreLanes(block.acc[i][r + c], acc[i][c]);
     }
   }
@@ -137,12 +145,14 @@ template <Kind kKind>
 void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t end, int64_t row, int rows, Block& block) {
   const float* x = args.x + row * args.padded_cols;
   for (int i = 0; i < rows; ++i) {
+    ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) StoreLanes(block.acc[i][r], {_mm256_setzero_ps(), _mm256_setzero_ps()});
   }
   for (int64_t run = begin; run < end; run += kBufferRuns) {
     const int runs = static_cast<int>(end - run < kBufferRuns ? end - run : kBufferRuns);
     for (int b = 0; b < runs; ++b) {
       BeginRun<kKind>(args, run + b, view, block);
+      ISA_UNROLL
       for (int r = 0; r < kTileRows; ++r) {
         StoreLanes(block.decoded[b][r], DecodeRow<kKind>(args, view, run + b, r, block));
       }
@@ -154,6 +164,7 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
     }
   }
   for (int i = 0; i < rows; ++i) {
+    ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) block.values[i][r] = SumLanes(LoadLanes(block.acc[i][r]));
   }
 }

@@ -62,6 +62,7 @@ ISA_INLINE void DecodeRun(const LinearArgs& args, TileView& view, int64_t run, B
   if (kKind == Kind::kW4) {
     const uint8_t* word = view.codes + (run >> 2) * 512 + (run & 3) * 128;
     const __m128i nibble = _mm_set1_epi8(15);
+    ISA_UNROLL
     for (int g = 0; g < 8; ++g) {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(word + 16 * g));
       w[g] = Dequantize(args, _mm_and_si128(bytes, nibble), g, block);
@@ -69,15 +70,18 @@ ISA_INLINE void DecodeRun(const LinearArgs& args, TileView& view, int64_t run, B
     }
   } else if (kKind == Kind::kW8) {
     const uint8_t* word = view.codes + (run >> 2) * 1024 + (run & 3) * 128;
+    ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) {
       const uint8_t* bytes = word + (r >> 3) * 512 + (r & 7) * 16;
       w[r] = Dequantize(args, _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)), r, block);
     }
   } else if (kKind == Kind::kF32) {
     const float* values = reinterpret_cast<const float*>(view.codes) + run * 256;
+    ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) w[r] = _mm512_loadu_ps(values + 16 * r);
   } else {
     const uint16_t* values = reinterpret_cast<const uint16_t*>(view.codes) + run * 256;
+    ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) {
       const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + 16 * r));
       w[r] = kKind == Kind::kF16 ? _mm512_cvtph_ps(bits)
@@ -99,33 +103,44 @@ template <Kind kKind>
 ISA_INLINE void SegmentOfOneRow(const LinearArgs& args, TileView& view, int64_t begin, int64_t end, const float* x,
                                 Block& block) {
   __m512 acc[kTileRows];
+  ISA_UNROLL
   for (int r = 0; r < kTileRows; ++r) acc[r] = _mm512_setzero_ps();
   for (int64_t run = begin; run < end; ++run) {
     __m512 w[kTileRows];
     DecodeRun<kKind>(args, view, run, block, w);
     const __m512 xv = _mm512_loadu_ps(x + 16 * run);
+    ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) acc[r] = _mm512_fmadd_ps(w[r], xv, acc[r]);
   }
+  ISA_UNROLL
   for (int r = 0; r < kTileRows; ++r) block.values[0][r] = SumLanes(acc[r]);
 }
 
 // Adds runs [0, runs) of the buffer for kRows rows of x.
 template <int kRows>
 ISA_INLINE void AddBuffer(const float* x, int64_t stride, int runs, Block& block) {
+  ISA_UNROLL
   for (int r = 0; r < kTileRows; r += 4) {
     __m512 acc[kRows][4];
+    ISA_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      ISA_UNROLL
       for (int c = 0; c < 4; ++c) acc[i][c] = _mm512_load_ps(block.acc[i][r + c]);
     }
     for (int run = 0; run < runs; ++run) {
       __m512 w[4];
+      ISA_UNROLL
       for (int c = 0; c < 4; ++c) w[c] = _mm512_load_ps(block.decoded[run][r + c]);
+      ISA_UNROLL
       for (int i = 0; i < kRows; ++i) {
         const __m512 xv = _mm512_loadu_ps(x + i * stride + 16 * run);
+        ISA_UNROLL
         for (int c = 0; c < 4; ++c) acc[i][c] = _mm512_fmadd_ps(w[c], xv, acc[i][c]);
       }
     }
+    ISA_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      ISA_UNROLL
       for (int c = 0; c < 4; ++c) _mm512_store_ps(block.acc[i][r + c], acc[i][c]);
     }
   }
@@ -139,6 +154,7 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
     return;
   }
   for (int i = 0; i < rows; ++i) {
+    ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) _mm512_store_ps(block.acc[i][r], _mm512_setzero_ps());
   }
   for (int64_t run = begin; run < end; run += kBufferRuns) {
@@ -146,6 +162,7 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
     for (int b = 0; b < runs; ++b) {
       __m512 w[kTileRows];
       DecodeRun<kKind>(args, view, run + b, block, w);
+      ISA_UNROLL
       for (int r = 0; r < kTileRows; ++r) _mm512_store_ps(block.decoded[b][r], w[r]);
     }
     switch (rows) {
@@ -161,6 +178,7 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
     }
   }
   for (int i = 0; i < rows; ++i) {
+    ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) block.values[i][r] = SumLanes(_mm512_load_ps(block.acc[i][r]));
   }
 }

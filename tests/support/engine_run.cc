@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -79,6 +80,7 @@ absl::StatusOr<std::vector<Transcript>> RunThroughEngine(TestModel& model, Threa
   Gate gate;
   auto engine = Engine::Create(engine_options, &model.tokenizer(), &group, &metrics);
   engine->Start();
+  while (engine->Stats().group != EngineStats::GroupState::kReady) std::this_thread::yield();
   for (size_t i = 0; i < requests.size(); ++i) {
     {
       std::unique_lock<std::mutex> lock(gate.mu);

@@ -1,13 +1,12 @@
 #include "tests/worker/tiny_model.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <cmath>
 #include <fstream>
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include <gtest/gtest.h>
 
 #include "coordinator/shard/shard.h"
 #include "kernels/base/check.h"
@@ -56,7 +55,8 @@ class Maker {
     const uint64_t kv_width = uint64_t{options_.kv_heads} * options_.head_dim;
     const uint32_t h = Norm(prefix + "attn_norm", x);
     const uint32_t q = Rope(prefix + "q_rope", Linear(prefix + "q", h, q_width), options_.heads);
-    const uint32_t k = Rope(prefix + "k_rope", Linear(prefix + "k", h, kv_width), options_.kv_heads);
+    const uint32_t k =
+        Rope(prefix + "k_rope", Linear(prefix + "k", h, kv_width), options_.kv_heads);
     const uint32_t v = Linear(prefix + "v", h, kv_width);
     internal::Attention& attention =
         *AddNode(prefix + "attention", {q, k, v}, q_width, Value::F32).mutable_attention();
@@ -68,7 +68,8 @@ class Maker {
     for (uint32_t head = 0; head < options_.heads; ++head) {
       attention.add_kv_head_of_q(head / (options_.heads / options_.kv_heads));
     }
-    x = Add(prefix + "attn_add", x, RowParallel(prefix + "o", Output(), q_width, options_.head_dim, false));
+    x = Add(prefix + "attn_add", x,
+            RowParallel(prefix + "o", Output(), q_width, options_.head_dim, false));
     const uint32_t m = Norm(prefix + "mlp_norm", x);
     const uint32_t gate = Linear(prefix + "gate", m, options_.mlp, /*bias=*/false);
     const uint32_t up = Linear(prefix + "up", m, options_.mlp, /*bias=*/false);
@@ -133,7 +134,9 @@ class Maker {
   }
   uint32_t Output() const { return static_cast<uint32_t>(model_.graph.values_size()) - 1; }
 
-  uint32_t Vector(const std::string& name, uint64_t cols) { return AddWeight(name, "f32", 1, cols); }
+  uint32_t Vector(const std::string& name, uint64_t cols) {
+    return AddWeight(name, "f32", 1, cols);
+  }
   uint32_t Matrix(const std::string& name, uint64_t rows, uint64_t cols) {
     return AddWeight(name, options_.format, rows, cols);
   }
@@ -215,7 +218,8 @@ class Maker {
 TinyModel MakeTinyModel(const TinyModelOptions& options) { return Maker(options).Make(); }
 
 std::vector<internal::RankPlan> CutTinyModel(const TinyModel& model, int world) {
-  auto plans = ShardModel(model.graph, model.index, std::vector<double>(static_cast<size_t>(world), 1.0));
+  auto plans =
+      ShardModel(model.graph, model.index, std::vector<double>(static_cast<size_t>(world), 1.0));
   CHECK_OK(plans.status());
   return *std::move(plans);
 }

@@ -1,5 +1,5 @@
-// A hand-made model of two layers in one file of the test's folder, cut by the real planner: input for tests of loading
-// and stepping that want every number in their own hands.
+// A hand-made model of two layers in one file of the test's folder, cut by the real planner: input
+// for tests of loading and stepping that want every number in their own hands.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,17 @@ struct TinyModelOptions {
   uint32_t heads = 6;
   uint32_t kv_heads = 3;
   uint32_t head_dim = 32;
-  uint64_t mlp = 160;          // two shard units and a half
+  uint64_t mlp = 160;  // two shard units and a half
   uint32_t layers = 2;
   uint64_t context = 256;
-  bool bias = true;            // q, k, v and down_proj
+  bool bias = true;  // q, k, v and down_proj
   uint64_t seed = 1;
 };
 
 struct TinyModel {
   internal::ModelGraph graph;  // uncut
   TensorIndex index;
-  std::string path;            // of the weights
+  std::string path;  // of the weights
 };
 
 // Writes the weights to a new file in the test's temporary folder.

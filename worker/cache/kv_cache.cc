@@ -1,10 +1,9 @@
 #include "worker/cache/kv_cache.h"
 
-#include <sys/mman.h>
-
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <sys/mman.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

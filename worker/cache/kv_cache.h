@@ -1,8 +1,9 @@
-// Memory of the paged KV cache of one rank: for every cache layer the same number of blocks of 16 positions, laid out as
-// kernels/tensor/kv_layout.h says. Which block belongs to whom is the coordinator's affair.
+// Memory of the paged KV cache of one rank: for every cache layer the same number of blocks of 16
+// positions, laid out as kernels/tensor/kv_layout.h says. Which block belongs to whom is the
+// coordinator's affair.
 //
-// Allocated when an epoch starts, dropped when it ends: a new epoch always finds zeroed memory. Pages are mapped when
-// they are first touched, so blocks that are never used cost nothing.
+// Allocated when an epoch starts, dropped when it ends: a new epoch always finds zeroed memory.
+// Pages are mapped when they are first touched, so blocks that are never used cost nothing.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ class KvCache {
   KvCache(KvCache&& other) noexcept;
   KvCache& operator=(KvCache&& other) noexcept;
 
-  // `layers[i]` is the layout of cache layer i; a layer without heads takes no memory. RESOURCE_EXHAUSTED when the system
-  // refuses.
+  // `layers[i]` is the layout of cache layer i; a layer without heads takes no memory.
+  // RESOURCE_EXHAUSTED when the system refuses.
   static absl::StatusOr<KvCache> Create(const std::vector<KvLayout>& layers, uint32_t blocks);
 
   // Bytes that one block takes over all layers.

@@ -5,6 +5,7 @@
 // returns UNAVAILABLE, promptly. An object lives for one epoch; recovery makes a new one under a new id.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -36,9 +37,11 @@ class Collective {
 
 // Ranks on one host over POSIX shared memory; also works between threads of one process. `id` names the segment and
 // carries term and epoch; rank 0 creates it, all attach, and it is unlinked once all have attached (or on failure).
-// UNAVAILABLE when not all ranks came within `timeout`: the message names the missing ranks.
+// UNAVAILABLE when not all ranks came within `timeout`: the message names the missing ranks. CANCELLED soon after another
+// thread has set `*stop`.
 absl::StatusOr<std::unique_ptr<Collective>> JoinShmCollective(const std::string& id, int rank, int world,
-                                                              absl::Duration timeout);
+                                                              absl::Duration timeout,
+                                                              const std::atomic<bool>* stop = nullptr);
 
 // World 1: every operation is the identity.
 std::unique_ptr<Collective> MakeSoloCollective();

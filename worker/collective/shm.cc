@@ -1,6 +1,7 @@
 // Joining a group: rank 0 makes the segment, the others find it; when all are there its name goes
 // away.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,9 +32,20 @@ struct Ticket {
   const int world;
   const absl::Time deadline;
   const absl::Duration timeout;
+  const std::atomic<bool>* stop;  // may be null
 };
 
+bool Stopped(const Ticket& ticket) {
+  return ticket.stop != nullptr && ticket.stop->load(std::memory_order_relaxed);
+}
+
+bool Over(const Ticket& ticket) { return Stopped(ticket) || absl::Now() >= ticket.deadline; }
+
 absl::Status Missing(const Ticket& ticket, const std::vector<int>& ranks) {
+  if (Stopped(ticket)) {
+    return absl::CancelledError(
+        absl::StrCat("shm: joining communicator ", ticket.id, " was called off"));
+  }
   return absl::UnavailableError(absl::StrCat(
       "shm: communicator ", ticket.id, ": rank", ranks.size() == 1 ? " " : "s ",
       absl::StrJoin(ranks, ", "), " of ", ticket.world, " did not come within ",
@@ -76,7 +88,7 @@ absl::StatusOr<std::unique_ptr<Collective>> JoinAsFirst(const Ticket& ticket) {
   for (;;) {
     const uint32_t joined = header.joined.load(std::memory_order_seq_cst);
     if (joined >= static_cast<uint32_t>(ticket.world)) break;
-    if (absl::Now() >= ticket.deadline) {
+    if (Over(ticket)) {
       header.end.store(static_cast<uint32_t>(ShmEnd::kJoinFailed) << 16, std::memory_order_seq_cst);
       FutexWakeAll(header.ready);
       segment->Unlink();
@@ -102,7 +114,7 @@ absl::StatusOr<std::unique_ptr<Collective>> JoinAsOther(const Ticket& ticket) {
           absl::IsNotFound(attached.status()) || absl::IsAlreadyExists(attached.status());
       if (!may_change) return attached.status();
       last = attached.status();
-      if (absl::Now() >= ticket.deadline) {
+      if (Over(ticket)) {
         if (absl::IsAlreadyExists(last)) return last;
         return Missing(ticket, {0});
       }
@@ -116,12 +128,12 @@ absl::StatusOr<std::unique_ptr<Collective>> JoinAsOther(const Ticket& ticket) {
       if (header.end.load(std::memory_order_seq_cst) != 0)
         return Missing(ticket, NotJoined(segment->view()));
       if (!segment->Alive(0)) break;
-      if (absl::Now() >= ticket.deadline) return Missing(ticket, NotJoined(segment->view()));
+      if (Over(ticket)) return Missing(ticket, NotJoined(segment->view()));
       Doze(header.ready, 0, ticket.deadline);
     }
     if (header.ready.load(std::memory_order_seq_cst) != 0)
       return Make(std::move(segment), ticket.rank);
-    if (absl::Now() >= ticket.deadline) {
+    if (Over(ticket)) {
       segment->Unlink();  // its owner cannot any more
       return Missing(ticket, {0});
     }
@@ -132,7 +144,8 @@ absl::StatusOr<std::unique_ptr<Collective>> JoinAsOther(const Ticket& ticket) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Collective>> JoinShmCollective(const std::string& id, int rank,
-                                                              int world, absl::Duration timeout) {
+                                                              int world, absl::Duration timeout,
+                                                              const std::atomic<bool>* stop) {
   RETURN_IF_ERROR(ShmSegment::CheckId(id));
   if (world < 1 || world > kShmMaxWorld || rank < 0 || rank >= world) {
     return absl::InvalidArgumentError(absl::StrCat("shm: rank ", rank, " of ", world,
@@ -140,7 +153,7 @@ absl::StatusOr<std::unique_ptr<Collective>> JoinShmCollective(const std::string&
                                                    " ranks, counted from 0"));
   }
   if (world == 1) return MakeSoloCollective();
-  const Ticket ticket{id, rank, world, absl::Now() + timeout, timeout};
+  const Ticket ticket{id, rank, world, absl::Now() + timeout, timeout, stop};
   return rank == 0 ? JoinAsFirst(ticket) : JoinAsOther(ticket);
 }
 

@@ -31,8 +31,8 @@ absl::StatusOr<std::vector<Use>> UsesOfWeights(const internal::ModelGraph& graph
   absl::Status status;
   auto mark = [&](uint32_t weight, Use use, const Node& node) {
     if (weight >= uses.size()) {
-      status = absl::InvalidArgumentError(absl::StrCat("graph: node ", node.name(), " uses weight ",
-                                                       weight, " of ", uses.size()));
+      status = absl::InvalidArgumentError(
+          absl::StrCat("graph: node ", node.name(), " uses weight ", weight, " of ", uses.size()));
     } else if (uses[weight] != Use::kNone && uses[weight] != use) {
       status = absl::InvalidArgumentError(
           absl::StrCat("graph: weight ", graph.weights(static_cast<int>(weight)).name(),
@@ -89,21 +89,23 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorLoad& load, const internal
   tensor.rows = load.row_end() - load.row_begin();
   const uint64_t cols = load.col_end() - load.col_begin();
   if (tensor.rows != weight.rows() || cols != weight.cols() || load.format() != weight.format()) {
-    return Contradiction(
-        load, absl::StrCat("it gives ", tensor.rows, " x ", cols, " ", load.format(), ", the graph wants ",
-                           weight.rows(), " x ", weight.cols(), " ", weight.format()));
+    return Contradiction(load, absl::StrCat("it gives ", tensor.rows, " x ", cols, " ",
+                                            load.format(), ", the graph wants ", weight.rows(),
+                                            " x ", weight.cols(), " ", weight.format()));
   }
   if (!tensor.is_matrix && tensor.rows != 1) return Contradiction(load, "a vector has one row");
   ASSIGN_OR_RETURN(tensor.format, GetFormat(load.format()));
   if (!tensor.format->RowBytes(load.cols()).has_value()) {
-    return Contradiction(load, absl::StrCat(load.cols(), " columns are no whole blocks of ", load.format()));
+    return Contradiction(
+        load, absl::StrCat(load.cols(), " columns are no whole blocks of ", load.format()));
   }
   tensor.columns = tensor.format->ReadColumns(load.col_begin(), load.col_end());
   if (tensor.columns.read_begin != load.read_col_begin() ||
       tensor.columns.read_end != load.read_col_end()) {
-    return Contradiction(load, absl::StrCat("its bytes cover columns [", load.read_col_begin(), ", ",
-                                            load.read_col_end(), "), expected [", tensor.columns.read_begin,
-                                            ", ", tensor.columns.read_end, ")"));
+    return Contradiction(
+        load, absl::StrCat("its bytes cover columns [", load.read_col_begin(), ", ",
+                           load.read_col_end(), "), expected [", tensor.columns.read_begin, ", ",
+                           tensor.columns.read_end, ")"));
   }
   const std::optional<uint64_t> row_bytes = tensor.format->RowBytes(tensor.columns.read_cols());
   const std::optional<uint64_t> bytes =
@@ -143,8 +145,8 @@ absl::StatusOr<std::unique_ptr<CheckedLoadPlan>> CheckLoadPlan(const internal::R
     loaded[load.weight()] = true;
     const internal::Weight& weight = graph.weights(static_cast<int>(load.weight()));
     if (weight.rows() == 0 || weight.cols() == 0) continue;
-    ASSIGN_OR_RETURN(CheckedTensor tensor, CheckTensor(load, weight, uses[load.weight()],
-                                                       &checked->files[load.file()]));
+    ASSIGN_OR_RETURN(CheckedTensor tensor,
+                     CheckTensor(load, weight, uses[load.weight()], &checked->files[load.file()]));
     const std::optional<uint64_t> read =
         CheckedAdd(checked->read_bytes, tensor.reader.size_bytes());
     const std::optional<uint64_t> arena = CheckedAdd(checked->arena_bytes, tensor.arena_bytes);

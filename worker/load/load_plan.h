@@ -17,16 +17,17 @@ struct CheckedTensor {
   uint32_t weight = 0;
   bool is_matrix = false;
   const WeightFormat* format = nullptr;
-  uint64_t rows = 0;           // the rank's
+  uint64_t rows = 0;  // the rank's
   ColumnSlice columns;
-  uint64_t row_bytes = 0;      // as read
-  uint64_t arena_bytes = 0;    // in canonical form
-  RangeReader reader;          // rows * row_bytes
+  uint64_t row_bytes = 0;    // as read
+  uint64_t arena_bytes = 0;  // in canonical form
+  RangeReader reader;        // rows * row_bytes
 };
 
 struct CheckedLoadPlan {
   std::vector<SourceFile> files;
-  std::vector<CheckedTensor> tensors;  // without those of which the rank owns nothing; in the order of the files
+  std::vector<CheckedTensor>
+      tensors;  // without those of which the rank owns nothing; in the order of the files
   uint64_t read_bytes = 0;
   uint64_t arena_bytes = 0;
 };

@@ -50,8 +50,8 @@ class Loader {
       : plan_(plan),
         pool_(pool),
         progress_(progress),
-        strip_bytes_(std::min(kMaxStripBytes,
-                              kStripBytesTotal / static_cast<uint64_t>(pool.threads()))),
+        strip_bytes_(
+            std::min(kMaxStripBytes, kStripBytesTotal / static_cast<uint64_t>(pool.threads()))),
         strips_(static_cast<size_t>(pool.threads())),
         result_(std::make_shared<LoadedWeights>()),
         builders_(weights) {
@@ -90,9 +90,8 @@ class Loader {
  private:
   absl::Status LoadChunk(const Chunk& chunk, std::vector<uint8_t>& strip) {
     const CheckedTensor& tensor = *chunk.tensor;
-    const uint64_t strip_rows =
-        std::clamp<uint64_t>(strip_bytes_ / std::max<uint64_t>(1, tensor.row_bytes), 1,
-                             chunk.row_end - chunk.row_begin);
+    const uint64_t strip_rows = std::clamp<uint64_t>(
+        strip_bytes_ / std::max<uint64_t>(1, tensor.row_bytes), 1, chunk.row_end - chunk.row_begin);
     for (uint64_t row = chunk.row_begin; row < chunk.row_end; row += strip_rows) {
       const uint64_t rows = std::min(strip_rows, chunk.row_end - row);
       const size_t bytes = static_cast<size_t>(rows * tensor.row_bytes);
@@ -100,8 +99,8 @@ class Loader {
       const absl::Span<uint8_t> data(strip.data(), bytes);
       RETURN_IF_ERROR(tensor.reader.Read(row * tensor.row_bytes, data));
       if (tensor.is_matrix) {
-        RETURN_IF_ERROR(tensor.format->ToCanonical(data, row, rows, tensor.columns,
-                                                   *builders_[tensor.weight]));
+        RETURN_IF_ERROR(
+            tensor.format->ToCanonical(data, row, rows, tensor.columns, *builders_[tensor.weight]));
       } else {
         std::vector<float> values(tensor.columns.read_cols());
         tensor.format->Decode(data, /*rows=*/1, tensor.columns.read_cols(), values.data());
@@ -120,12 +119,12 @@ class Loader {
     absl::MutexLock lock(&mu_);
     if (!error_.ok()) return;
     const CheckedTensor& tensor = *chunk.tensor;
-    error_ = absl::Status(
-        status.code(),
-        absl::StrCat("tensor ", tensor.load->source_name(), " rows [",
-                     tensor.load->row_begin() + chunk.row_begin, ", ",
-                     tensor.load->row_begin() + chunk.row_end, ") of ",
-                     plan_.files[tensor.load->file()].path(), ": ", status.message()));
+    error_ =
+        absl::Status(status.code(),
+                     absl::StrCat("tensor ", tensor.load->source_name(), " rows [",
+                                  tensor.load->row_begin() + chunk.row_begin, ", ",
+                                  tensor.load->row_begin() + chunk.row_end, ") of ",
+                                  plan_.files[tensor.load->file()].path(), ": ", status.message()));
   }
 
   const CheckedLoadPlan& plan_;
@@ -149,10 +148,10 @@ absl::StatusOr<std::shared_ptr<const LoadedWeights>> LoadWeights(const internal:
                                                                  uint64_t max_arena_bytes) {
   ASSIGN_OR_RETURN(const std::unique_ptr<CheckedLoadPlan> checked, CheckLoadPlan(plan));
   if (checked->arena_bytes > max_arena_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "rank ", plan.rank(), ": its weights take ", checked->arena_bytes,
-        " bytes, this worker may use ", max_arena_bytes,
-        "; raise --memory, use more workers or a narrower weight format"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rank ", plan.rank(), ": its weights take ", checked->arena_bytes,
+                     " bytes, this worker may use ", max_arena_bytes,
+                     "; raise --memory, use more workers or a narrower weight format"));
   }
   return Loader(*checked, static_cast<size_t>(plan.graph().weights_size()), pool, progress).Load();
 }

@@ -1,13 +1,12 @@
 #include "worker/load/source_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <optional>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -36,9 +35,10 @@ absl::StatusOr<SourceFile> SourceFile::Open(const std::string& path, uint64_t ex
   const uint64_t size_bytes = static_cast<uint64_t>(info.st_size);
   if (size_bytes != expected_bytes) {
     close(fd);
-    return absl::DataLossError(absl::StrCat(
-        "weights ", path, ": the file has ", size_bytes, " bytes here, but the coordinator planned with ",
-        expected_bytes, "; is a download still running, or is this another version of the model?"));
+    return absl::DataLossError(
+        absl::StrCat("weights ", path, ": the file has ", size_bytes,
+                     " bytes here, but the coordinator planned with ", expected_bytes,
+                     "; is a download still running, or is this another version of the model?"));
   }
   return SourceFile(path, fd, size_bytes);
 }
@@ -64,15 +64,16 @@ absl::Status SourceFile::ReadAt(uint64_t offset, absl::Span<uint8_t> out) const 
     }
     if (n == 0) {
       return absl::DataLossError(absl::StrCat("weights ", path_, ": the file ended at byte ",
-                                              offset + done, " while it was read; has it been replaced?"));
+                                              offset + done,
+                                              " while it was read; has it been replaced?"));
     }
     done += static_cast<size_t>(n);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<RangeReader> RangeReader::Create(const SourceFile* file,
-                                                const google::protobuf::RepeatedPtrField<internal::ByteRange>& ranges) {
+absl::StatusOr<RangeReader> RangeReader::Create(
+    const SourceFile* file, const google::protobuf::RepeatedPtrField<internal::ByteRange>& ranges) {
   RangeReader reader;
   reader.file_ = file;
   reader.starts_.push_back(0);
@@ -86,12 +87,13 @@ absl::StatusOr<RangeReader> RangeReader::Create(const SourceFile* file,
                                             : std::nullopt;
     if (!end.has_value() || *end > file->size_bytes() ||
         (range.count() > 1 && range.stride() < range.length())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "byte range of ", range.count(), " x ", range.length(), " at ", range.offset(),
-          ", stride ", range.stride(), ", does not lie inside of ", file->path(), " (",
-          file->size_bytes(), " bytes)"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("byte range of ", range.count(), " x ", range.length(), " at ",
+                       range.offset(), ", stride ", range.stride(), ", does not lie inside of ",
+                       file->path(), " (", file->size_bytes(), " bytes)"));
     }
-    // No overflow: the pieces are disjoint parts of a file. Ranges together may still claim too much.
+    // No overflow: the pieces are disjoint parts of a file. Ranges together may still claim too
+    // much.
     const std::optional<uint64_t> next =
         CheckedAdd(reader.starts_.back(), range.length() * range.count());
     if (!next.has_value()) return absl::InvalidArgumentError("byte ranges overflow");
@@ -103,13 +105,14 @@ absl::StatusOr<RangeReader> RangeReader::Create(const SourceFile* file,
 
 absl::Status RangeReader::Read(uint64_t position, absl::Span<uint8_t> out) const {
   CHECK(position <= size_bytes() && out.size() <= size_bytes() - position);
-  size_t i = static_cast<size_t>(
-      std::upper_bound(starts_.begin(), starts_.end(), position) - starts_.begin() - 1);
+  size_t i = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), position) -
+                                 starts_.begin() - 1);
   while (!out.empty()) {
     const internal::ByteRange& range = ranges_[i];
     const uint64_t in_range = position - starts_[i];
     const uint64_t piece = in_range / range.length(), in_piece = in_range % range.length();
-    const size_t bytes = static_cast<size_t>(std::min<uint64_t>(out.size(), range.length() - in_piece));
+    const size_t bytes =
+        static_cast<size_t>(std::min<uint64_t>(out.size(), range.length() - in_piece));
     const uint64_t offset = range.offset() + piece * range.stride() + in_piece;
     const absl::Status status = file_->ReadAt(offset, out.first(bytes));
     if (!status.ok()) return status;

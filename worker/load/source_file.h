@@ -42,8 +42,9 @@ class SourceFile {
 class RangeReader {
  public:
   // INVALID_ARGUMENT when a range leaves the file or overlaps itself.
-  static absl::StatusOr<RangeReader> Create(const SourceFile* file,
-                                            const google::protobuf::RepeatedPtrField<internal::ByteRange>& ranges);
+  static absl::StatusOr<RangeReader> Create(
+      const SourceFile* file,
+      const google::protobuf::RepeatedPtrField<internal::ByteRange>& ranges);
 
   uint64_t size_bytes() const { return starts_.empty() ? 0 : starts_.back(); }
 

@@ -1,7 +1,8 @@
 // all_reduce: the ranks' int64 values become one, then f32 again.
 //
-// Segment sums travel with the poison counts of their tokens in one collective. A poisoned token is checked before the
-// conversion and becomes NaN, and it is marked for the rest of its sequence: int64 would hide what went wrong.
+// Segment sums travel with the poison counts of their tokens in one collective. A poisoned token is
+// checked before the conversion and becomes NaN, and it is marked for the rest of its sequence:
+// int64 would hide what went wrong.
 #include <memory>
 
 #include "kernels/base/status_macros.h"
@@ -60,8 +61,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   const bool raw_bits =
       node.inputs_size() == 1 &&
       bind.graph().values(static_cast<int>(node.inputs(0))).type() == Value::RAW_BITS;
-  RETURN_IF_ERROR(bind.ExpectValues(node, {raw_bits ? Value::RAW_BITS : Value::SEGMENT_SUM},
-                                    {Value::F32}));
+  RETURN_IF_ERROR(
+      bind.ExpectValues(node, {raw_bits ? Value::RAW_BITS : Value::SEGMENT_SUM}, {Value::F32}));
   const uint32_t in = node.inputs(0), out = node.outputs(0);
   if (bind.width(in) != bind.width(out)) {
     return absl::InvalidArgumentError("its input and output differ in width");

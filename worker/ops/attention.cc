@@ -1,11 +1,13 @@
-// attention: appends the step's k and v to the paged cache, then attends causally over the cache as stored.
+// attention: appends the step's k and v to the paged cache, then attends causally over the cache as
+// stored.
+#include "kernels/registry/attention.h"
+
 #include <cmath>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/registry/attention.h"
 #include "worker/ops/bind_context.h"
 #include "worker/ops/op.h"
 
@@ -39,9 +41,10 @@ class AttentionOp final : public Op {
 
   std::string Describe() const override {
     const BoundAttention& bound = attention_->bound;
-    return absl::StrCat("kv ", attention_->config.layout.type == KvType::kF32    ? "f32"
-                               : attention_->config.layout.type == KvType::kBf16 ? "bf16"
-                                                                                 : "f16",
+    return absl::StrCat("kv ",
+                        attention_->config.layout.type == KvType::kF32    ? "f32"
+                        : attention_->config.layout.type == KvType::kBf16 ? "bf16"
+                                                                          : "f16",
                         ": ", bound.kernel(),
                         bound.reason().empty() ? "" : absl::StrCat(" (", bound.reason(), ")"));
   }
@@ -70,8 +73,7 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   const int64_t q_width = int64_t{spec.q_heads()} * spec.head_dim();
   const int64_t kv_width = int64_t{spec.kv_heads()} * spec.head_dim();
   if (bind.width(q) != q_width || bind.width(out) != q_width || bind.width(k) != kv_width ||
-      bind.width(v) != kv_width ||
-      spec.kv_head_of_q_size() != static_cast<int>(spec.q_heads())) {
+      bind.width(v) != kv_width || spec.kv_head_of_q_size() != static_cast<int>(spec.q_heads())) {
     return absl::InvalidArgumentError(absl::StrCat(
         spec.q_heads(), " query and ", spec.kv_heads(), " key heads of ", spec.head_dim(),
         " do not fit values of width ", bind.width(q), ", ", bind.width(k), ", ", bind.width(v)));
@@ -84,8 +86,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   config.window = static_cast<int>(spec.window());
   for (const uint32_t kv_head : spec.kv_head_of_q()) {
     if (kv_head >= spec.kv_heads()) {
-      return absl::InvalidArgumentError(absl::StrCat("a query head reads key head ", kv_head, " of ",
-                                                     spec.kv_heads()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a query head reads key head ", kv_head, " of ", spec.kv_heads()));
     }
     config.kv_head_of_q.push_back(static_cast<int>(kv_head));
   }

@@ -12,6 +12,9 @@ namespace {
 
 using internal::Value;
 
+// Of one prepared value in all its forms: f32, q, hi, lo, and what there is a group; rounded up.
+constexpr uint64_t kPreparedBytes = 9;
+
 bool Same(const KvLayout& a, const KvLayout& b) {
   return a.type == b.type && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
 }
@@ -34,8 +37,8 @@ bool SameScaling(const RopeConfig& a, const RopeConfig& b) {
   if (const auto* x = std::get_if<RopeConfig::Yarn>(&a.scaling)) {
     const auto& y = std::get<RopeConfig::Yarn>(b.scaling);
     return x->factor == y.factor && x->original_context == y.original_context &&
-           x->beta_fast == y.beta_fast && x->beta_slow == y.beta_slow && x->truncate == y.truncate &&
-           x->attention_factor == y.attention_factor;
+           x->beta_fast == y.beta_fast && x->beta_slow == y.beta_slow &&
+           x->truncate == y.truncate && x->attention_factor == y.attention_factor;
   }
   return true;
 }
@@ -53,8 +56,8 @@ absl::StatusOr<std::unique_ptr<BindContext>> BindContext::Create(
     const std::vector<std::vector<float>>& vectors, const Options& options) {
   const size_t weights = static_cast<size_t>(graph.weights_size());
   if (matrices.size() != weights || vectors.size() != weights) {
-    return absl::InvalidArgumentError(absl::StrCat("graph has ", weights, " weights, loaded are ",
-                                                   matrices.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("graph has ", weights, " weights, loaded are ", matrices.size()));
   }
   auto context = std::unique_ptr<BindContext>(new BindContext(graph, matrices, vectors, options));
   ASSIGN_OR_RETURN(context->plan_,
@@ -80,9 +83,9 @@ absl::Status BindContext::ExpectValues(const internal::Node& node,
       // PlanBuffers has checked that the values exist.
       const Value& value = graph_.values(static_cast<int>(values[i]));
       if (value.type() != types[static_cast<size_t>(i)]) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            what, " ", i, " is ", Value::Type_Name(value.type()), ", expected ",
-            Value::Type_Name(types[static_cast<size_t>(i)])));
+        return absl::InvalidArgumentError(
+            absl::StrCat(what, " ", i, " is ", Value::Type_Name(value.type()), ", expected ",
+                         Value::Type_Name(types[static_cast<size_t>(i)])));
       }
     }
     return absl::OkStatus();
@@ -92,7 +95,8 @@ absl::Status BindContext::ExpectValues(const internal::Node& node,
 }
 
 absl::Status BindContext::MatrixShape(uint32_t weight, int64_t* rows, int64_t* cols) const {
-  // The loader has checked the index; a graph that was not loaded here would be an invariant broken.
+  // The loader has checked the index; a graph that was not loaded here would be an invariant
+  // broken.
   if (weight >= matrices_.size()) {
     return absl::InvalidArgumentError(absl::StrCat("weight ", weight, " does not exist"));
   }
@@ -111,9 +115,9 @@ absl::StatusOr<const PackedMatrix*> BindContext::Matrix(uint32_t weight) const {
   if (rows == 0 || cols == 0) return nullptr;
   const PackedMatrix& matrix = matrices_[weight];
   if (matrix.rows() != rows || matrix.cols() != cols) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "weight ", graph_.weights(static_cast<int>(weight)).name(), " is loaded as ", matrix.rows(),
-        " x ", matrix.cols(), ", the graph says ", rows, " x ", cols));
+    return absl::InvalidArgumentError(
+        absl::StrCat("weight ", graph_.weights(static_cast<int>(weight)).name(), " is loaded as ",
+                     matrix.rows(), " x ", matrix.cols(), ", the graph says ", rows, " x ", cols));
   }
   return &matrix;
 }
@@ -133,6 +137,12 @@ SharedInput* BindContext::ShareInput(uint32_t value, int64_t rows, int64_t cols,
   *leader = !group_.open || group_.value != value || group_.segment_cols != segment_cols;
   if (*leader) {
     prepared_.Reserve(rows, cols, segment_cols);
+    const uint64_t bytes =
+        static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * kPreparedBytes;
+    if (bytes > prepared_bytes_) {
+      workspace_bytes_ += bytes - prepared_bytes_;
+      prepared_bytes_ = bytes;
+    }
     shared_inputs_.push_back({&prepared_, 0});
     group_ = {value, segment_cols, true};
   }

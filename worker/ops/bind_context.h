@@ -1,7 +1,9 @@
-// What ops may ask for while the graph is bound: values as memory, weights, shared kernels and scratch.
+// What ops may ask for while the graph is bound: values as memory, weights, shared kernels and
+// scratch.
 //
-// Made by StepRunner::Bind and used by the step thread; lives as long as the ops. Nodes are bound in graph order.
-// Everything that a graph says is checked here or in the op: a bad graph is INVALID_ARGUMENT, never a crash.
+// Made by StepRunner::Bind and used by the step thread; lives as long as the ops. Nodes are bound
+// in graph order. Everything that a graph says is checked here or in the op: a bad graph is
+// INVALID_ARGUMENT, never a crash.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +28,8 @@
 
 namespace bitshard {
 
-// The prepared form of one value, shared by the linear ops that read it one after the other. The first of them prepares
-// it, in all forms that the group needs.
+// The prepared form of one value, shared by the linear ops that read it one after the other. The
+// first of them prepares it, in all forms that the group needs.
 struct SharedInput {
   PreparedActivations* prepared = nullptr;
   unsigned forms = 0;
@@ -56,8 +58,8 @@ class BindContext {
     LogitsTap logits_tap;
   };
 
-  // `matrices` and `vectors` are indexed like graph.weights; all outlive the context. INVALID_ARGUMENT when the values of
-  // the graph do not fit together.
+  // `matrices` and `vectors` are indexed like graph.weights; all outlive the context.
+  // INVALID_ARGUMENT when the values of the graph do not fit together.
   static absl::StatusOr<std::unique_ptr<BindContext>> Create(
       const internal::ModelGraph& graph, const std::vector<PackedMatrix>& matrices,
       const std::vector<std::vector<float>>& vectors, const Options& options);
@@ -76,15 +78,17 @@ class BindContext {
   }
   float* f32(uint32_t value) { return reinterpret_cast<float*>(Memory(value)); }
   int64_t* i64(uint32_t value) { return reinterpret_cast<int64_t*>(Memory(value)); }
-  // Poison counts of a SEGMENT_SUM in a step of `tokens` tokens lie behind its sums: i64(value) + tokens * width.
+  // Poison counts of a SEGMENT_SUM in a step of `tokens` tokens lie behind its sums: i64(value) +
+  // tokens * width.
 
-  // The rank's matrix, or null when it owns nothing of it. INVALID_ARGUMENT when the graph's shape is not the loaded one.
+  // The rank's matrix, or null when it owns nothing of it. INVALID_ARGUMENT when the graph's shape
+  // is not the loaded one.
   absl::StatusOr<const PackedMatrix*> Matrix(uint32_t weight) const;
   absl::Status MatrixShape(uint32_t weight, int64_t* rows, int64_t* cols) const;
   absl::StatusOr<const std::vector<float>*> Vector(uint32_t weight, int64_t width) const;
 
-  // Called by Linear (and LmHead) in graph order. `leader` is set for the first of a group that shares its input: it must
-  // call Prepare.
+  // Called by Linear (and LmHead) in graph order. `leader` is set for the first of a group that
+  // shares its input: it must call Prepare.
   SharedInput* ShareInput(uint32_t value, int64_t rows, int64_t cols, int64_t segment_cols,
                           bool* leader);
 
@@ -99,7 +103,7 @@ class BindContext {
   // Zeroed, 64-byte aligned, for the life of the context.
   uint8_t* Scratch(uint64_t bytes);
 
-  // Of values and scratch.
+  // Of values, prepared activations and scratch; about.
   uint64_t workspace_bytes() const { return workspace_bytes_; }
 
  private:
@@ -117,6 +121,7 @@ class BindContext {
   uint64_t workspace_bytes_ = 0;
   std::deque<Buffer> scratch_;
   PreparedActivations prepared_;  // one for all: it is used at once
+  uint64_t prepared_bytes_ = 0;
   std::deque<SharedInput> shared_inputs_;
   struct {
     uint32_t value = 0;

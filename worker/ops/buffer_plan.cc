@@ -88,8 +88,9 @@ class Planner {
       const Node& node = graph_.nodes(n);
       for (uint32_t value : node.inputs()) {
         if (value >= lives_.size() || lives_[value].first < 0) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "graph: node ", node.name(), " reads value ", value, ", which no earlier node writes"));
+          return absl::InvalidArgumentError(absl::StrCat("graph: node ", node.name(),
+                                                         " reads value ", value,
+                                                         ", which no earlier node writes"));
         }
         lives_[value].last = n;
       }

@@ -1,5 +1,5 @@
-// Where each value of a graph lies in one arena. Values that are not alive at the same time share memory; element-wise ops
-// write over their first input when nobody needs it any more.
+// Where each value of a graph lies in one arena. Values that are not alive at the same time share
+// memory; element-wise ops write over their first input when nobody needs it any more.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,9 @@ struct BufferPlan {
   uint64_t arena_bytes = 0;
 };
 
-// INVALID_ARGUMENT on a graph whose nodes read values that nothing has written, write a value twice, or name values that
-// do not exist. `max_outputs`: rows of a logits value (the output of LmHead); all others have max_step_tokens.
+// INVALID_ARGUMENT on a graph whose nodes read values that nothing has written, write a value
+// twice, or name values that do not exist. `max_outputs`: rows of a logits value (the output of
+// LmHead); all others have max_step_tokens.
 absl::StatusOr<BufferPlan> PlanBuffers(const internal::ModelGraph& graph, uint64_t max_step_tokens,
                                        uint64_t max_outputs);
 

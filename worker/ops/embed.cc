@@ -1,5 +1,5 @@
-// embed: raw f32 bits of the tokens' embedding rows that this rank holds, zeros for the others; AllReduce puts the
-// vocabulary together (a sum with zeros is exact).
+// embed: raw f32 bits of the tokens' embedding rows that this rank holds, zeros for the others;
+// AllReduce puts the vocabulary together (a sum with zeros is exact).
 #include <algorithm>
 #include <memory>
 

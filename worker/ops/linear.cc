@@ -1,7 +1,10 @@
-// linear: y = W x (+ bias), or with segments the row-parallel form whose int64 sums and poison counts AllReduce adds up
-// over the ranks.
+// linear: y = W x (+ bias), or with segments the row-parallel form whose int64 sums and poison
+// counts AllReduce adds up over the ranks.
 //
-// Linear nodes in a row that read the same value (q | k | v, gate | up) share its prepared form; the first makes it.
+// Linear nodes in a row that read the same value (q | k | v, gate | up) share its prepared form;
+// the first makes it.
+#include "kernels/registry/linear.h"
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -11,7 +14,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/registry/elementwise.h"
-#include "kernels/registry/linear.h"
 #include "worker/ops/bind_context.h"
 #include "worker/ops/op.h"
 
@@ -110,8 +112,8 @@ class NoRows final : public Op {
 absl::StatusOr<std::unique_ptr<Op>> BindLinear(const Node& node, BindContext& bind) {
   const internal::Linear& spec = node.linear();
   const bool segmented = spec.segment_cols() != 0;
-  RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32},
-                                    {segmented ? Value::SEGMENT_SUM : Value::F32}));
+  RETURN_IF_ERROR(
+      bind.ExpectValues(node, {Value::F32}, {segmented ? Value::SEGMENT_SUM : Value::F32}));
   const uint32_t x = node.inputs(0), y = node.outputs(0);
   int64_t rows = 0, cols = 0;
   RETURN_IF_ERROR(bind.MatrixShape(spec.weight(), &rows, &cols));
@@ -120,8 +122,8 @@ absl::StatusOr<std::unique_ptr<Op>> BindLinear(const Node& node, BindContext& bi
                                                    ", its input has ", bind.width(x),
                                                    " columns, its output ", bind.width(y)));
   }
-  if (segmented && (spec.has_bias() || spec.segment_cols() > INT32_MAX || spec.segments_total() == 0 ||
-                    spec.segments_total() > INT32_MAX)) {
+  if (segmented && (spec.has_bias() || spec.segment_cols() > INT32_MAX ||
+                    spec.segments_total() == 0 || spec.segments_total() > INT32_MAX)) {
     return absl::InvalidArgumentError(
         "a row-parallel matrix has its bias in the AllReduce, and counts its segments");
   }

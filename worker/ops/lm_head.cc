@@ -1,5 +1,5 @@
-// lm_head: logits of this rank's vocabulary rows, only for the tokens after which one is sampled, and for the logits tap
-// also for scored ones (a few at a time: nobody keeps those).
+// lm_head: logits of this rank's vocabulary rows, only for the tokens after which one is sampled,
+// and for the logits tap also for scored ones (a few at a time: nobody keeps those).
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -23,7 +23,7 @@ constexpr int64_t kScoreTokens = 16;
 class LmHead final : public Op {
  public:
   struct Buffers {
-    const float* x = nullptr;   // [tokens, hidden]
+    const float* x = nullptr;  // [tokens, hidden]
     int64_t hidden = 0;
     float* gathered = nullptr;  // [max(outputs, kScoreTokens), hidden]
     float* logits = nullptr;    // [outputs, rows]
@@ -46,8 +46,8 @@ class LmHead final : public Op {
     if (!tap_) return absl::OkStatus();
     for (int64_t i = 0; i < outputs; ++i) {
       const size_t token = static_cast<size_t>(step.sampled[static_cast<size_t>(i)]);
-      tap_(step.sample_slots[static_cast<size_t>(i)],
-           static_cast<uint32_t>(step.positions[token]), LogitsRow(buffers_.logits, i));
+      tap_(step.sample_slots[static_cast<size_t>(i)], static_cast<uint32_t>(step.positions[token]),
+           LogitsRow(buffers_.logits, i));
     }
     Score(step);
     return absl::OkStatus();
@@ -55,8 +55,9 @@ class LmHead final : public Op {
 
   std::string Describe() const override {
     if (linear_ == nullptr) return "";
-    return absl::StrCat(linear_->weight().spec().Describe(), ": ", linear_->kernel(),
-                        linear_->reason().empty() ? "" : absl::StrCat(" (", linear_->reason(), ")"));
+    return absl::StrCat(
+        linear_->weight().spec().Describe(), ": ", linear_->kernel(),
+        linear_->reason().empty() ? "" : absl::StrCat(" (", linear_->reason(), ")"));
   }
 
  private:
@@ -108,9 +109,9 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   const uint64_t vocab = bind.graph().vocab_size();
   if (hidden == 0 || bind.width(x) != hidden || bind.width(logits) != rows ||
       spec.vocab_begin() > vocab || static_cast<uint64_t>(rows) > vocab - spec.vocab_begin()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a matrix of ", rows, " x ", hidden, " from vocabulary row ", spec.vocab_begin(),
-                     " does not fit the model (", vocab, " x ", bind.width(x), ")"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a matrix of ", rows, " x ", hidden, " from vocabulary row ", spec.vocab_begin(),
+        " does not fit the model (", vocab, " x ", bind.width(x), ")"));
   }
   const BindContext::Options& options = bind.options();
   const int64_t outputs = std::max(options.max_outputs, kScoreTokens);
@@ -133,8 +134,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   buffers.gathered =
       reinterpret_cast<float*>(bind.Scratch(float_rows * static_cast<uint64_t>(hidden)));
   if (options.logits_tap) {
-    buffers.scores = reinterpret_cast<float*>(
-        bind.Scratch(kScoreTokens * sizeof(float) * static_cast<uint64_t>(std::max<int64_t>(1, rows))));
+    buffers.scores = reinterpret_cast<float*>(bind.Scratch(
+        kScoreTokens * sizeof(float) * static_cast<uint64_t>(std::max<int64_t>(1, rows))));
   }
   return std::make_unique<LmHead>(std::move(linear), shared, rows, options.isa, buffers,
                                   options.logits_tap);

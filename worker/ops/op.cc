@@ -36,8 +36,9 @@ absl::StatusOr<std::unique_ptr<Op>> BindOp(const internal::Node& node, BindConte
   }
   absl::StatusOr<std::unique_ptr<Op>> op = it->second.bind(node, bind);
   if (!op.ok()) {
-    return absl::Status(op.status().code(), absl::StrCat("graph node ", node.name(), " (",
-                                                         it->second.name, "): ", op.status().message()));
+    return absl::Status(op.status().code(),
+                        absl::StrCat("graph node ", node.name(), " (", it->second.name,
+                                     "): ", op.status().message()));
   }
   return op;
 }

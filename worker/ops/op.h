@@ -1,7 +1,9 @@
-// What one node of the graph does in a step. Ops are made once, at bind, and then run in graph order on the step thread.
+// What one node of the graph does in a step. Ops are made once, at bind, and then run in graph
+// order on the step thread.
 //
-// One file an op; it registers its node kind before main, so that adding one changes no list. Bind checks everything
-// that can be checked and asks for buffers and kernels; Run allocates nothing and looks nothing up.
+// One file an op; it registers its node kind before main, so that adding one changes no list. Bind
+// checks everything that can be checked and asks for buffers and kernels; Run allocates nothing and
+// looks nothing up.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +33,20 @@ struct ScoredToken {
   int64_t row = 0;  // among the step's tokens
 };
 
-// The step at hand, in the form that ops want. Views are into the runner's own arrays and valid for one step.
+// The step at hand, in the form that ops want. Views are into the runner's own arrays and valid for
+// one step.
 struct StepState {
   absl::Span<const int32_t> tokens;     // ids, all rows one after the other
   absl::Span<const int32_t> positions;  // of each token in its sequence
   absl::Span<const AttentionRow> rows;
-  // Tokens after which one is sampled: their place among `tokens`, their slots, how, and what came out (by Sample).
+  // Tokens after which one is sampled: their place among `tokens`, their slots, how, and what came
+  // out (by Sample).
   absl::Span<const int32_t> sampled;
   absl::Span<const uint32_t> sample_slots;
   absl::Span<const SampleRow> sample_rows;
   absl::Span<SampleOutput> samples;
   absl::Span<const ScoredToken> scored;
-  absl::Span<uint8_t> poisoned;         // a token: some sum of it was not finite; AllReduce sets it
+  absl::Span<uint8_t> poisoned;  // a token: some sum of it was not finite; AllReduce sets it
   uint8_t* const* cache_layers = nullptr;  // by cache layer
   Collective* collective = nullptr;
   ThreadPool* pool = nullptr;
@@ -53,13 +57,15 @@ struct StepState {
 class Op {
  public:
   virtual ~Op() = default;
-  // UNAVAILABLE when a collective was aborted or a peer is gone; other errors do not happen in a step.
+  // UNAVAILABLE when a collective was aborted or a peer is gone; other errors do not happen in a
+  // step.
   virtual absl::Status Run(StepState& step) = 0;
   // Which kernel it runs and why not a faster one, one line; "" when there is nothing to choose.
   virtual std::string Describe() const { return ""; }
 };
 
-using BindOpFn = absl::StatusOr<std::unique_ptr<Op>> (*)(const internal::Node& node, BindContext& bind);
+using BindOpFn = absl::StatusOr<std::unique_ptr<Op>> (*)(const internal::Node& node,
+                                                         BindContext& bind);
 
 // Before main: `const RegisterOp kRegistered(internal::Node::kEmbed, "embed", &Bind);`.
 struct RegisterOp {

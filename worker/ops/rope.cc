@@ -1,4 +1,7 @@
-// rope: rotates q or k by the tokens' positions. Works in place; the buffer plan usually lays the output over the input.
+// rope: rotates q or k by the tokens' positions. Works in place; the buffer plan usually lays the
+// output over the input.
+#include "kernels/registry/rope.h"
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -6,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
-#include "kernels/registry/rope.h"
 #include "worker/ops/bind_context.h"
 #include "worker/ops/op.h"
 
@@ -38,8 +40,7 @@ class RopeOp final : public Op {
 
 absl::StatusOr<RopeConfig> Config(const internal::Rope& spec, const BindContext& bind) {
   if (spec.head_dim() == 0 || spec.head_dim() > 65536 || spec.rotary_dim() == 0 ||
-      spec.rotary_dim() % 2 != 0 || spec.rotary_dim() > spec.head_dim() ||
-      spec.heads() > 65536) {
+      spec.rotary_dim() % 2 != 0 || spec.rotary_dim() > spec.head_dim() || spec.heads() > 65536) {
     return absl::InvalidArgumentError(absl::StrCat("heads of ", spec.head_dim(), " with ",
                                                    spec.rotary_dim(), " rotated elements"));
   }
@@ -60,9 +61,9 @@ absl::StatusOr<RopeConfig> Config(const internal::Rope& spec, const BindContext&
   }
   switch (spec.scaling_case()) {
     case internal::Rope::kLlama3:
-      config.scaling = RopeConfig::Llama3{spec.llama3().factor(), spec.llama3().low_freq_factor(),
-                                          spec.llama3().high_freq_factor(),
-                                          spec.llama3().original_context()};
+      config.scaling =
+          RopeConfig::Llama3{spec.llama3().factor(), spec.llama3().low_freq_factor(),
+                             spec.llama3().high_freq_factor(), spec.llama3().original_context()};
       break;
     case internal::Rope::kLinear:
       config.scaling = RopeConfig::Linear{spec.linear().factor()};
@@ -92,7 +93,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   const int64_t width = int64_t{spec.heads()} * spec.head_dim();
   if (bind.width(in) != width || bind.width(out) != width) {
     return absl::InvalidArgumentError(absl::StrCat(spec.heads(), " heads of ", spec.head_dim(),
-                                                   " do not make a value of width ", bind.width(in)));
+                                                   " do not make a value of width ",
+                                                   bind.width(in)));
   }
   ASSIGN_OR_RETURN(const RopeTable* table, bind.Rope(config));
   return std::make_unique<RopeOp>(table, static_cast<int>(spec.heads()), bind.f32(in), width,

@@ -1,4 +1,5 @@
-// sample: a token for every output, from logits that are sharded over the ranks; all ranks get the same. Last node.
+// sample: a token for every output, from logits that are sharded over the ranks; all ranks get the
+// same. Last node.
 #include <memory>
 #include <utility>
 
@@ -36,7 +37,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   for (const Node& other : bind.graph().nodes()) {
     if (other.has_lm_head() && other.outputs(0) == node.inputs(0)) head = &other;
   }
-  if (head == nullptr) return absl::InvalidArgumentError("its input is not the output of an LmHead");
+  if (head == nullptr)
+    return absl::InvalidArgumentError("its input is not the output of an LmHead");
   Sampler::Options options;
   options.vocab_size = static_cast<uint32_t>(bind.graph().vocab_size());
   options.local_vocab = static_cast<uint32_t>(bind.width(node.inputs(0)));
@@ -46,7 +48,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   options.max_outputs = static_cast<int>(bind.options().max_outputs);
   options.world = static_cast<int>(bind.options().world);
   ASSIGN_OR_RETURN(std::unique_ptr<Sampler> sampler, Sampler::Bind(options));
-  return std::make_unique<Sample>(std::move(sampler), bind.f32(node.inputs(0)), options.local_vocab);
+  return std::make_unique<Sample>(std::move(sampler), bind.f32(node.inputs(0)),
+                                  options.local_vocab);
 }
 
 const RegisterOp kRegistered(Node::kSample, "sample", &Bind);

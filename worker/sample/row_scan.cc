@@ -189,6 +189,13 @@ Draw DrawFromRow(const LogitsRow& row, const Kept& kept, const NoiseKey& noise) 
     std::fill(std::copy_n(row.logits + first, n, x), x + kUnit, -kInf);
     uint32_t words[kUnit];
     UnitNoise(noise, row.begin + static_cast<uint32_t>(first), words);
+    const auto offer = [&](size_t i) {
+      if (!may_be_drawn(first + i)) return;
+      best.Offer(x[i] / temperature + Gumbel(words[i]), x[i],
+                 row.begin + static_cast<uint32_t>(first + i));
+    };
+    // Something to compare with, so that the first unit too computes few logarithms.
+    if (best.token == kNoToken) offer(std::max_element(x, x + n) - x);
     // In f32, so with slack: a token that could win has |x / temperature| < |best| + 26, of which
     // product, sum and threshold lose less than 3e-7. Comparisons with NaN and with infinities let
     // the token pass.
@@ -201,9 +208,7 @@ Draw DrawFromRow(const LogitsRow& row, const Kept& kept, const NoiseKey& noise) 
     for (int i = 0; i < kUnit; ++i) any |= may_win[i];
     if (any == 0) return;
     for (size_t i = 0; i < n; ++i) {
-      if (may_win[i] == 0 || !may_be_drawn(first + i)) continue;
-      best.Offer(x[i] / temperature + Gumbel(words[i]), x[i],
-                 row.begin + static_cast<uint32_t>(first + i));
+      if (may_win[i] != 0) offer(i);
     }
   };
   // The unit of the maximum first: its score lets most other tokens be passed over. The order

@@ -1,6 +1,8 @@
-// What the step thread needs from below, as functions: main fills in the real ones, tests of the service their own.
+// What the step thread needs from below, as functions: main fills in the real ones, tests of the
+// service their own.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -27,8 +29,9 @@ struct WorkerBackend {
       const internal::NumericsOptions& numerics)>
       bind;
   std::function<absl::StatusOr<std::unique_ptr<Collective>>(const std::string& id, int rank,
-                                                            int world, absl::Duration timeout)>
-      join;
+                                                            int world, absl::Duration timeout,
+                                                            const std::atomic<bool>& stop)>
+      join;  // soon over once another thread sets `stop`
   std::function<absl::Status(Collective& collective)> self_test;
 };
 

@@ -1,22 +1,22 @@
-// One control stream to the coordinator's fleet port: messages out in order, messages in by callback.
+// One control stream to the coordinator's fleet port: messages out in order, messages in by
+// callback.
 //
-// Made and destroyed by the control thread; Send may be called from any thread. The callbacks run on gRPC's threads,
-// one at a time, and never after the destructor has returned.
+// Made and destroyed by the control thread; Send may be called from any thread. The callbacks run
+// on gRPC's threads, one at a time, and never after the destructor has returned.
 #pragma once
 
 #include <deque>
 #include <functional>
 #include <memory>
 
-#include <grpcpp/channel.h>
-#include <grpcpp/client_context.h>
-#include <grpcpp/support/client_callback.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/support/client_callback.h>
 
 #include "proto/worker.grpc.pb.h"
 #include "proto/worker.pb.h"

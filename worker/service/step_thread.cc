@@ -31,6 +31,7 @@ StepThread::~StepThread() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
+    stop_joining_ = true;
     tasks_.clear();
     if (watched_ != nullptr) watched_->Abort();
   }
@@ -69,6 +70,7 @@ void StepThread::End(uint64_t session, uint64_t epoch, bool report) {
                tasks_.end());
   tasks_.push_back({session, EndTask{epoch, report}});
   ++pending_ends_;
+  stop_joining_ = true;
   if (watched_ != nullptr) watched_->Abort();
 }
 
@@ -93,9 +95,8 @@ void StepThread::Loop() {
     Task task;
     {
       absl::MutexLock lock(&mu_);
-      auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-        return stopping_ || !tasks_.empty();
-      };
+      auto ready = [this]()
+                       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !tasks_.empty(); };
       mu_.Await(absl::Condition(&ready));
       if (stopping_) return;
       task = std::move(tasks_.front());
@@ -176,8 +177,7 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
     ASSIGN_OR_RETURN(weights_, backend_.load(plan, progress));
     const absl::Duration took = absl::Now() - begin;
     LogInfo("worker: weights loaded rank={} read_bytes={} arena_bytes={} seconds={:.2f}",
-            plan.rank(), weights_->read_bytes, weights_->arena_bytes,
-            absl::ToDoubleSeconds(took));
+            plan.rank(), weights_->read_bytes, weights_->arena_bytes, absl::ToDoubleSeconds(took));
     if (metrics_ != nullptr) {
       metrics_->OnLoaded(plan.rank(), weights_->arena_bytes, weights_->read_bytes, took);
     }
@@ -185,7 +185,8 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
   absl::StatusOr<std::unique_ptr<StepRunner>> runner =
       backend_.bind(plan, weights_, assign.numerics());
   {
-    // Weights that loaded are worth keeping also when this binary cannot bind them with these settings.
+    // Weights that loaded are worth keeping also when this binary cannot bind them with these
+    // settings.
     absl::MutexLock lock(&mu_);
     held_ = {plan.digest(), plan.rank()};
     RETURN_IF_ERROR(runner.status());
@@ -202,10 +203,10 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
   const uint64_t block_bytes = std::max<uint64_t>(1, bound_->CacheBytesPerBlock());
   const uint64_t blocks = std::min<uint64_t>(left / block_bytes, StepRunner::kMaxCacheBlocks);
   if (blocks == 0) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "rank ", rank_, ": weights and buffers take ", taken, " of ", memory_bytes_,
-        " bytes and leave no room for a KV cache block of ", block_bytes,
-        " bytes; raise --memory, use more workers or a smaller model"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rank ", rank_, ": weights and buffers take ", taken, " of ", memory_bytes_,
+                     " bytes and leave no room for a KV cache block of ", block_bytes,
+                     " bytes; raise --memory, use more workers or a smaller model"));
   }
   loaded.set_weight_bytes(weights_->arena_bytes);
   loaded.set_read_bytes(reuse ? 0 : weights_->read_bytes);
@@ -224,7 +225,7 @@ void StepThread::DoJoin(uint64_t session, const internal::JoinCommunicator& join
   }
   absl::StatusOr<std::unique_ptr<Collective>> collective =
       backend_.join(join.id(), static_cast<int>(rank_), static_cast<int>(world_),
-                    absl::Milliseconds(join.timeout_ms()));
+                    absl::Milliseconds(join.timeout_ms()), stop_joining_);
   if (!collective.ok()) {
     Fail(session, epoch_, collective.status());
     return;
@@ -298,7 +299,7 @@ void StepThread::DoEnd(uint64_t session, const EndTask& end) {
   LeaveEpoch();
   {
     absl::MutexLock lock(&mu_);
-    --pending_ends_;
+    if (--pending_ends_ == 0 && !stopping_) stop_joining_ = false;
   }
   if (!end.report) return;
   internal::WorkerMessage message;

@@ -1,12 +1,14 @@
-// The thread that loads, binds, joins and runs steps, one task after the other in the order of the control stream.
+// The thread that loads, binds, joins and runs steps, one task after the other in the order of the
+// control stream.
 //
-// Owned by WorkerService. Public methods may be called from any thread and never wait for a task. The thread itself owns
-// the weights, the runner and a joined communicator. Answers leave through `send`, tagged with the session (the
-// control stream) that asked: answers to a stream that is gone are dropped there.
-// Invariant: after End has returned no earlier plan, join or allocation begins any more; one that is running comes out
-// because its communicator is aborted.
+// Owned by WorkerService. Public methods may be called from any thread and never wait for a task.
+// The thread itself owns the weights, the runner and a joined communicator. Answers leave through
+// `send`, tagged with the session (the control stream) that asked: answers to a stream that is gone
+// are dropped there. Invariant: after End has returned no earlier plan, join or allocation begins
+// any more; one that is running comes out because its communicator is aborted.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -34,7 +36,8 @@ class StepThread {
     uint32_t rank = 0;
   };
 
-  // `metrics` may be null; it and `send` outlive the thread. `memory_bytes`: for weights, buffers and cache.
+  // `metrics` may be null; it and `send` outlive the thread. `memory_bytes`: for weights, buffers
+  // and cache.
   StepThread(WorkerBackend backend, uint64_t memory_bytes, SendFn send, WorkerMetrics* metrics);
   ~StepThread();  // aborts what runs and joins the thread
 
@@ -43,7 +46,8 @@ class StepThread {
   void Allocate(uint64_t session, internal::AllocateCache allocate);
   void Run(uint64_t session, std::unique_ptr<internal::StepPlan> plan);
 
-  // Aborts the running epoch, drops the tasks that wait for it and the cache. With `report`, Quiesced{epoch} follows.
+  // Aborts the running epoch, drops the tasks that wait for it and the cache. With `report`,
+  // Quiesced{epoch} follows.
   void End(uint64_t session, uint64_t epoch, bool report);
 
   Held held() const;
@@ -65,7 +69,8 @@ class StepThread {
 
   void Push(Task task);
   void Loop();
-  // False when the epoch was ended meanwhile; `collective` is aborted then, else it will be when End comes.
+  // False when the epoch was ended meanwhile; `collective` is aborted then, else it will be when
+  // End comes.
   bool WatchCollective(Collective* collective);
   void DoAssign(uint64_t session, const internal::Assign& assign);
   absl::Status LoadAndBind(uint64_t session, const internal::Assign& assign,
@@ -87,9 +92,11 @@ class StepThread {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t pending_ends_ ABSL_GUARDED_BY(mu_) = 0;  // End calls whose task has not run yet
   Collective* watched_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::atomic<bool> stop_joining_{false};  // set together with what watched_ is aborted for
   Held held_ ABSL_GUARDED_BY(mu_);
   uint64_t heartbeat_epoch_ ABSL_GUARDED_BY(mu_) = 0;
-  std::unique_ptr<StepRunner> runner_ ABSL_GUARDED_BY(mu_);  // replaced under mu_; used freely by the thread itself
+  std::unique_ptr<StepRunner> runner_
+      ABSL_GUARDED_BY(mu_);  // replaced under mu_; used freely by the thread itself
 
   // The thread's own.
   std::shared_ptr<const LoadedWeights> weights_;  // shared with the runner

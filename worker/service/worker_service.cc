@@ -4,10 +4,9 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
-
-#include "absl/strings/str_cat.h"
 
 #include "kernels/base/log.h"
 
@@ -88,10 +87,10 @@ absl::Status WorkerService::Run() {
     const int64_t heard_ns = last_heard_ns_;
     if (heard_ns > dialled_ns) backoff = options_.first_backoff;
     if (MonotonicNanos() - heard_ns >= timeout_ns) {
-      return absl::UnavailableError(absl::StrCat(
-          "heard nothing from the coordinator at ", options_.coordinator, " for ",
-          absl::FormatDuration(options_.coordinator_timeout),
-          "; is it running, and is --coordinator its fleet port?"));
+      return absl::UnavailableError(
+          absl::StrCat("heard nothing from the coordinator at ", options_.coordinator, " for ",
+                       absl::FormatDuration(options_.coordinator_timeout),
+                       "; is it running, and is --coordinator its fleet port?"));
     }
     const int64_t redial_ns = MonotonicNanos() + absl::ToInt64Nanoseconds(backoff);
     backoff = std::min(backoff * 1.6, options_.max_backoff);
@@ -154,7 +153,8 @@ WorkerService::Verdict WorkerService::ServeOneStream() {
     }
   }
 
-  // The epoch ends with its stream: whoever waits in a collective comes out, and a new coordinator finds no old cache.
+  // The epoch ends with its stream: whoever waits in a collective comes out, and a new coordinator
+  // finds no old cache.
   step_thread_.End(session, epoch_, /*report=*/false);
   std::unique_ptr<FleetStream> stream;
   {
@@ -224,10 +224,11 @@ WorkerService::Verdict WorkerService::HandleMessage(internal::CoordinatorMessage
 
 void WorkerService::HandleAssign(std::unique_ptr<internal::Assign> assign) {
   if (assign->term() <= term_) {
-    // Not this term's coordinator any more, or not yet: only a term above every earlier one owns this worker.
-    SendFailure(absl::FailedPreconditionError(
-                    absl::StrCat("assigned in term ", assign->term(), ", but this worker has accepted term ",
-                                 term_, "; register it again and use a higher one")),
+    // Not this term's coordinator any more, or not yet: only a term above every earlier one owns
+    // this worker.
+    SendFailure(absl::FailedPreconditionError(absl::StrCat(
+                    "assigned in term ", assign->term(), ", but this worker has accepted term ",
+                    term_, "; register it again and use a higher one")),
                 /*epoch=*/0);
     return;
   }
@@ -242,10 +243,9 @@ void WorkerService::HandleAssign(std::unique_ptr<internal::Assign> assign) {
 
 void WorkerService::HandleJoin(const internal::JoinCommunicator& join) {
   if (!assigned_ || join.term() != term_ || join.epoch() <= epoch_) {
-    SendFailure(absl::FailedPreconditionError(
-                    absl::StrCat("JoinCommunicator of term ", join.term(), " epoch ", join.epoch(),
-                                 ", but this worker is in term ", assigned_ ? term_ : 0, " epoch ",
-                                 epoch_)),
+    SendFailure(absl::FailedPreconditionError(absl::StrCat(
+                    "JoinCommunicator of term ", join.term(), " epoch ", join.epoch(),
+                    ", but this worker is in term ", assigned_ ? term_ : 0, " epoch ", epoch_)),
                 join.epoch());
     return;
   }

@@ -1,10 +1,10 @@
-// A worker's life on the fleet protocol (proto/worker.proto): dials the coordinator, registers, and turns what comes
-// down the control stream into tasks of the step thread.
+// A worker's life on the fleet protocol (proto/worker.proto): dials the coordinator, registers, and
+// turns what comes down the control stream into tasks of the step thread.
 //
-// Threads: Run is the control thread (dial, bring-up messages, heartbeats, silence); gRPC's threads read the stream and
-// hand step plans straight to the step thread; the step thread works and answers. One control stream at a time.
-// Invariants: the accepted term only grows; when a stream ends, its epoch is aborted and its cache dropped before the
-// next dial, weights are kept.
+// Threads: Run is the control thread (dial, bring-up messages, heartbeats, silence); gRPC's threads
+// read the stream and hand step plans straight to the step thread; the step thread works and
+// answers. One control stream at a time. Invariants: the accepted term only grows; when a stream
+// ends, its epoch is aborted and its cache dropped before the next dial, weights are kept.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,11 @@
 #include <optional>
 #include <string>
 
-#include <grpcpp/security/credentials.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include <grpcpp/security/credentials.h>
 
 #include "proto/worker.pb.h"
 #include "worker/metrics.h"
@@ -34,7 +33,8 @@ class WorkerService {
   struct Options {
     std::string coordinator;  // host:port of the fleet port
     std::shared_ptr<grpc::ChannelCredentials> credentials;
-    // Who this worker is; term and held weights are filled in at every dial. memory_bytes bounds weights and cache.
+    // Who this worker is; term and held weights are filled in at every dial. memory_bytes bounds
+    // weights and cache.
     internal::Register registration;
     absl::Duration heartbeat_period = absl::Milliseconds(250);
     absl::Duration silence_limit = absl::Seconds(3);
@@ -47,7 +47,8 @@ class WorkerService {
   WorkerService(Options options, WorkerBackend backend, WorkerMetrics* metrics);
   ~WorkerService();
 
-  // Returns OK after Leave or a Release that says exit; UNAVAILABLE after the coordinator's timeout.
+  // Returns OK after Leave or a Release that says exit; UNAVAILABLE after the coordinator's
+  // timeout.
   absl::Status Run();
 
   // Any thread: announces Leaving, then Run returns.
@@ -82,15 +83,16 @@ class WorkerService {
 
   // The control thread's own.
   uint64_t session_ = 0;
-  uint64_t term_ = 0;     // highest accepted
-  bool assigned_ = false; // on this stream
-  uint64_t epoch_ = 0;    // highest of the term
+  uint64_t term_ = 0;      // highest accepted
+  bool assigned_ = false;  // on this stream
+  uint64_t epoch_ = 0;     // highest of the term
   bool exiting_ = false;
 
   absl::Mutex mu_;
   std::deque<Event> events_ ABSL_GUARDED_BY(mu_);
 
-  // Guards the pointer only, so that the step thread cannot write to a stream that is being destroyed.
+  // Guards the pointer only, so that the step thread cannot write to a stream that is being
+  // destroyed.
   absl::Mutex stream_mu_;
   std::unique_ptr<FleetStream> stream_ ABSL_GUARDED_BY(stream_mu_);
   uint64_t stream_session_ ABSL_GUARDED_BY(stream_mu_) = 0;

@@ -68,11 +68,12 @@ absl::Status Agreement::Compare(Collective& collective, const Word& mine) {
   for (size_t rank = 0; rank < all_.size(); ++rank) {
     const Word& other = all_[rank];
     if (other == mine) continue;
-    return absl::InternalError(absl::StrCat(
-        "ranks disagree in step ", mine.step, " of epoch ", mine.epoch, ": rank ",
-        collective.rank(), " has plan ", absl::Hex(mine.plan_hash), " tokens ",
-        absl::Hex(mine.token_hash), ", rank ", rank, " has step ", other.step, " epoch ",
-        other.epoch, " plan ", absl::Hex(other.plan_hash), " tokens ", absl::Hex(other.token_hash)));
+    return absl::InternalError(
+        absl::StrCat("ranks disagree in step ", mine.step, " of epoch ", mine.epoch, ": rank ",
+                     collective.rank(), " has plan ", absl::Hex(mine.plan_hash), " tokens ",
+                     absl::Hex(mine.token_hash), ", rank ", rank, " has step ", other.step,
+                     " epoch ", other.epoch, " plan ", absl::Hex(other.plan_hash), " tokens ",
+                     absl::Hex(other.token_hash)));
   }
   return absl::OkStatus();
 }

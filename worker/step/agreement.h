@@ -1,7 +1,9 @@
-// The small all-gather of every step: do all ranks run the same plan, and did they sample the same tokens?
+// The small all-gather of every step: do all ranks run the same plan, and did they sample the same
+// tokens?
 //
-// Two rounds. Before the computation the plans are compared, so that ranks never enter collectives of different sizes;
-// after it the tokens, before any result leaves. A mismatch is INTERNAL on every rank.
+// Two rounds. Before the computation the plans are compared, so that ranks never enter collectives
+// of different sizes; after it the tokens, before any result leaves. A mismatch is INTERNAL on
+// every rank.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,8 @@
 
 namespace bitshard {
 
-// 64 bits over words, the same in every process and build. Not cryptographic: ranks trust each other.
+// 64 bits over words, the same in every process and build. Not cryptographic: ranks trust each
+// other.
 class StableHash {
  public:
   void Add(uint64_t word) {

@@ -28,9 +28,9 @@ absl::Status CheckFrame(const internal::ModelGraph& graph) {
   if (nodes == 0) return absl::InvalidArgumentError("graph: it has no nodes");
   if (graph.vocab_size() == 0 || graph.vocab_size() > INT32_MAX || graph.context_length() == 0 ||
       graph.context_length() > INT32_MAX || graph.kv_layers() > 65536) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("graph: vocabulary of ", graph.vocab_size(), ", context of ",
-                     graph.context_length(), ", ", graph.kv_layers(), " cache layers"));
+    return absl::InvalidArgumentError(absl::StrCat("graph: vocabulary of ", graph.vocab_size(),
+                                                   ", context of ", graph.context_length(), ", ",
+                                                   graph.kv_layers(), " cache layers"));
   }
   return absl::OkStatus();
 }
@@ -42,9 +42,8 @@ absl::StatusOr<std::unique_ptr<BoundGraph>> BoundGraph::Bind(
     const BindContext::Options& options) {
   RETURN_IF_ERROR(CheckFrame(graph));
   auto bound = std::unique_ptr<BoundGraph>(new BoundGraph(graph, std::move(weights)));
-  ASSIGN_OR_RETURN(bound->context_,
-                   BindContext::Create(bound->graph_, bound->weights_->matrices,
-                                       bound->weights_->vectors, options));
+  ASSIGN_OR_RETURN(bound->context_, BindContext::Create(bound->graph_, bound->weights_->matrices,
+                                                        bound->weights_->vectors, options));
   for (const internal::Node& node : bound->graph_.nodes()) {
     ASSIGN_OR_RETURN(std::unique_ptr<Op> op, BindOp(node, *bound->context_));
     bound->ops_.push_back(std::move(op));

@@ -32,7 +32,8 @@ class BoundGraph {
       : graph_(graph), weights_(std::move(weights)) {}
 
   const internal::ModelGraph graph_;
-  const std::shared_ptr<const LoadedWeights> weights_;  // with the service, which may bind them again
+  const std::shared_ptr<const LoadedWeights>
+      weights_;  // with the service, which may bind them again
   std::unique_ptr<BindContext> context_;
   std::vector<std::unique_ptr<Op>> ops_;
 };

@@ -27,6 +27,11 @@ SlotTable::SlotTable(const SlotLimits& limits)
   }
 }
 
+uint64_t SlotTable::bytes() const {
+  const uint64_t tokens = uint64_t{limits_.context_tokens} * sizeof(int32_t);
+  return slots_.size() * (tokens + uint64_t{max_blocks_} * sizeof(uint32_t) + sizeof(Slot));
+}
+
 void SlotTable::Reset(uint32_t cache_blocks) {
   cache_blocks_ = cache_blocks;
   for (Slot& slot : slots_) {
@@ -65,8 +70,8 @@ absl::Status SlotTable::CheckRows(const internal::StepPlan& plan) {
   for (int row = 0; row < rows; ++row) {
     const uint32_t slot = plan.slot(row);
     if (slot >= limits_.max_slots) {
-      return absl::InvalidArgumentError(absl::StrCat("step plan row ", row, ": slot ", slot, " of ",
-                                                     limits_.max_slots));
+      return absl::InvalidArgumentError(
+          absl::StrCat("step plan row ", row, ": slot ", slot, " of ", limits_.max_slots));
     }
     if (has_row_[slot] != 0) {
       return absl::InvalidArgumentError(
@@ -104,7 +109,8 @@ absl::Status SlotTable::CheckNewSequence(const internal::NewSequence& sequence) 
   if (tokens == 0 || tokens > limits_.context_tokens) {
     return wrong(absl::StrCat(tokens, " tokens, the context holds 1 to ", limits_.context_tokens));
   }
-  if (sequence.n_prompt() == 0 || sequence.n_prompt() > tokens || sequence.cached_tokens() > tokens) {
+  if (sequence.n_prompt() == 0 || sequence.n_prompt() > tokens ||
+      sequence.cached_tokens() > tokens) {
     return wrong(absl::StrCat("prompt of ", sequence.n_prompt(), " and ", sequence.cached_tokens(),
                               " cached of ", tokens, " tokens"));
   }
@@ -163,7 +169,8 @@ absl::Status SlotTable::CheckRow(const internal::StepPlan& plan, int row,
     return wrong(absl::StrCat("tokens [", start, ", ", end, ") of the ", known, " known ones"));
   }
   if (start > computed) {
-    return wrong(absl::StrCat("starts at ", start, ", but only ", computed, " tokens have been computed"));
+    return wrong(
+        absl::StrCat("starts at ", start, ", but only ", computed, " tokens have been computed"));
   }
   for (const uint32_t block : new_blocks) {
     if (block >= cache_blocks_) {

@@ -1,9 +1,10 @@
-// What a worker remembers of the sequences between steps: token history, block table, sampling settings. And the judge
-// of step plans: every plan is checked against it as a whole before anything changes.
+// What a worker remembers of the sequences between steps: token history, block table, sampling
+// settings. And the judge of step plans: every plan is checked against it as a whole before
+// anything changes.
 //
-// Owned by the step thread. Everything is reserved at construction; Check and Apply allocate nothing when they succeed.
-// Counts are in tokens unless a name says blocks.
-// Invariants of a used slot: computed <= tokens.size() <= context; KV of positions below `computed` lies in `blocks`.
+// Owned by the step thread. Everything is reserved at construction; Check and Apply allocate
+// nothing when they succeed. Counts are in tokens unless a name says blocks. Invariants of a used
+// slot: computed <= tokens.size() <= context; KV of positions below `computed` lies in `blocks`.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ struct SlotLimits {
 
 struct Slot {
   bool used = false;
-  bool poisoned = false;  // something of this sequence was not finite; stays so until the slot is replaced
+  bool poisoned =
+      false;  // something of this sequence was not finite; stays so until the slot is replaced
   uint32_t gen = 0;
   uint32_t computed = 0;
   std::vector<int32_t> tokens;   // prompt and sampled tokens, reserved to the context length
@@ -42,15 +44,18 @@ class SlotTable {
   // Forgets all sequences. `cache_blocks`: block ids are below it.
   void Reset(uint32_t cache_blocks);
 
-  // INVALID_ARGUMENT (names row or sequence and value) and no change unless every part of the plan is sound.
+  // INVALID_ARGUMENT (names row or sequence and value) and no change unless every part of the plan
+  // is sound.
   absl::Status Check(const internal::StepPlan& plan);
 
-  // Replaces slots, appends blocks, moves `computed`. REQUIRES: Check(plan).ok() and no change since.
+  // Replaces slots, appends blocks, moves `computed`. REQUIRES: Check(plan).ok() and no change
+  // since.
   void Apply(const internal::StepPlan& plan);
 
   Slot& slot(uint32_t i) { return slots_[i]; }
   const Slot& slot(uint32_t i) const { return slots_[i]; }
   const SlotLimits& limits() const { return limits_; }
+  uint64_t bytes() const;  // reserved
 
  private:
   absl::Status CheckNewSequence(const internal::NewSequence& sequence) const;
@@ -64,7 +69,8 @@ class SlotTable {
   uint32_t cache_blocks_ = 0;
   uint32_t max_blocks_ = 0;  // of one sequence
   std::vector<Slot> slots_;
-  // While a plan is checked, by slot: its entry in plan.new_sequences + 1, and whether it has a row.
+  // While a plan is checked, by slot: its entry in plan.new_sequences + 1, and whether it has a
+  // row.
   std::vector<uint32_t> new_sequence_;
   std::vector<uint8_t> has_row_;
 };

@@ -89,7 +89,8 @@ void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
     out.set_slot_gen(plan.slot_gen(r));
     out.set_output_index(plan.output_index(r));
     if (slot.poisoned) {
-      // No token. The history goes on with a filler, because plans that are on their way count on its length.
+      // No token. The history goes on with a filler, because plans that are on their way count on
+      // its length.
       out.set_flags(internal::OUTPUT_NON_FINITE);
       slot.tokens.push_back(0);
     } else {

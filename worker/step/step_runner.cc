@@ -52,14 +52,15 @@ absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
       return absl::UnimplementedError("numerics: the KV cache type must be bf16, f32 or f16");
   }
   if (numerics.block_tokens() != kKvBlockTokens) {
-    return absl::UnimplementedError(absl::StrCat("numerics: cache blocks of ", numerics.block_tokens(),
-                                                 " tokens; this worker has blocks of ", kKvBlockTokens));
+    return absl::UnimplementedError(
+        absl::StrCat("numerics: cache blocks of ", numerics.block_tokens(),
+                     " tokens; this worker has blocks of ", kKvBlockTokens));
   }
   if (numerics.max_step_tokens() == 0 || numerics.max_step_tokens() > kMaxStepTokens ||
       numerics.max_slots() == 0 || numerics.max_slots() > kMaxSlots) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "numerics: ", numerics.max_step_tokens(), " tokens a step (1 to ", kMaxStepTokens, "), ",
-        numerics.max_slots(), " slots (1 to ", kMaxSlots, ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("numerics: ", numerics.max_step_tokens(), " tokens a step (1 to ",
+                     kMaxStepTokens, "), ", numerics.max_slots(), " slots (1 to ", kMaxSlots, ")"));
   }
   if (plan.world() == 0 || plan.rank() >= plan.world()) {
     return absl::InvalidArgumentError(
@@ -105,9 +106,9 @@ class StepRunnerImpl final : public StepRunner {
     EndEpoch();
     if (static_cast<uint32_t>(collective->rank()) != rank_ ||
         static_cast<uint32_t>(collective->world()) != world_) {
-      return absl::InvalidArgumentError(absl::StrCat("communicator of rank ", collective->rank(), " of ",
-                                                     collective->world(), ", plan of rank ", rank_,
-                                                     " of ", world_));
+      return absl::InvalidArgumentError(absl::StrCat("communicator of rank ", collective->rank(),
+                                                     " of ", collective->world(), ", plan of rank ",
+                                                     rank_, " of ", world_));
     }
     if (blocks == 0 || blocks > kMaxCacheBlocks) {
       return absl::InvalidArgumentError(
@@ -147,8 +148,8 @@ class StepRunnerImpl final : public StepRunner {
     result->set_step(plan.step());
     result->set_rank(rank_);
     const auto took = std::chrono::steady_clock::now() - begin;
-    result->set_exec_us(static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
+    result->set_exec_us(
+        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
     return result;
   }
 
@@ -166,15 +167,17 @@ class StepRunnerImpl final : public StepRunner {
   uint64_t CacheBytesPerBlock() const override {
     return KvCache::BytesPerBlock(graph_->context().cache_layers());
   }
-  uint64_t WorkspaceBytes() const override { return graph_->context().workspace_bytes(); }
+  uint64_t WorkspaceBytes() const override {
+    return graph_->context().workspace_bytes() + slots_.bytes();
+  }
 
  private:
   absl::Status CheckTurn(const internal::StepPlan& plan) const {
     if (collective_ == nullptr) return absl::FailedPreconditionError("no epoch is running");
     if (plan.term() != term_ || plan.epoch() != epoch_) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("step of term ", plan.term(), " epoch ", plan.epoch(), ", running is term ",
-                       term_, " epoch ", epoch_));
+      return absl::FailedPreconditionError(absl::StrCat("step of term ", plan.term(), " epoch ",
+                                                        plan.epoch(), ", running is term ", term_,
+                                                        " epoch ", epoch_));
     }
     if (!broken_.ok()) {
       return absl::FailedPreconditionError(

@@ -1,7 +1,8 @@
-// One rank's executor: a bound graph, its weights, its KV cache and its slots. Bind once, then run plans in order.
+// One rank's executor: a bound graph, its weights, its KV cache and its slots. Bind once, then run
+// plans in order.
 //
-// Owned by the step thread; only Abort (of the collective), `progress()` and `Describe` may be called from elsewhere.
-// Nothing is allocated, looked up by name or chosen inside Run.
+// Owned by the step thread; only Abort (of the collective), `progress()` and `Describe` may be
+// called from elsewhere. Nothing is allocated, looked up by name or chosen inside Run.
 #pragma once
 
 #include <atomic>
@@ -39,36 +40,43 @@ class StepRunner {
 
   struct Options {
     internal::NumericsOptions numerics;
-    Isa isa = BestIsa();           // forced by tests, also different ones on the ranks of a group
-    ThreadPool* pool = nullptr;    // outlives the runner
-    // For tests and the harness: called on the step thread with this rank's logits of one output position.
-    // [local vocabulary]; vocab_begin is in the graph's lm_head node.
-    std::function<void(uint32_t slot, uint32_t position, absl::Span<const float> logits)> logits_tap;
+    Isa isa = BestIsa();         // forced by tests, also different ones on the ranks of a group
+    ThreadPool* pool = nullptr;  // outlives the runner
+    // For tests and the harness: called on the step thread with this rank's logits of one output
+    // position. [local vocabulary]; vocab_begin is in the graph's lm_head node.
+    std::function<void(uint32_t slot, uint32_t position, absl::Span<const float> logits)>
+        logits_tap;
   };
 
-  // Chooses kernels and buffers, checks every node and shape. UNIMPLEMENTED names a node kind it does not know.
-  static absl::StatusOr<std::unique_ptr<StepRunner>> Bind(const internal::RankPlan& plan,
-                                                          std::shared_ptr<const LoadedWeights> weights,
-                                                          const Options& options);
+  // Chooses kernels and buffers, checks every node and shape. UNIMPLEMENTED names a node kind it
+  // does not know.
+  static absl::StatusOr<std::unique_ptr<StepRunner>> Bind(
+      const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
+      const Options& options);
   virtual ~StepRunner() = default;
 
-  // A new epoch: takes the communicator, allocates a cache of `blocks` blocks, empties all slots, expects step 1.
-  virtual absl::Status StartEpoch(uint64_t term, uint64_t epoch, std::unique_ptr<Collective> collective,
-                                  uint32_t blocks) = 0;
+  // A new epoch: takes the communicator, allocates a cache of `blocks` blocks, empties all slots,
+  // expects step 1.
+  virtual absl::Status StartEpoch(uint64_t term, uint64_t epoch,
+                                  std::unique_ptr<Collective> collective, uint32_t blocks) = 0;
 
-  // Runs plan.step == last + 1; a duplicate of an earlier step returns nullptr (ignored), a gap or a foreign
-  // term / epoch is FAILED_PRECONDITION, a malformed plan INVALID_ARGUMENT, a lost peer UNAVAILABLE. After an error
-  // the epoch is over. In every step the ranks compare (epoch, step, plan hash, last-token hash) before results leave.
-  virtual absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(const internal::StepPlan& plan) = 0;
+  // Runs plan.step == last + 1; a duplicate of an earlier step returns nullptr (ignored), a gap or
+  // a foreign term / epoch is FAILED_PRECONDITION, a malformed plan INVALID_ARGUMENT, a lost peer
+  // UNAVAILABLE. After an error the epoch is over. In every step the ranks compare (epoch, step,
+  // plan hash, last-token hash) before results leave.
+  virtual absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(
+      const internal::StepPlan& plan) = 0;
 
   // Drops cache, slots and communicator; weights stay.
   virtual void EndEpoch() = 0;
 
   virtual const StepProgress& progress() const = 0;
-  virtual Collective* collective() = 0;                     // of the running epoch, for Abort; null between epochs
-  virtual std::vector<std::string> DescribeKernels() const = 0;  // one line a distinct (op, format, kernel, reason)
-  virtual uint64_t CacheBytesPerBlock() const = 0;  // all layers; 0 on a rank without attention heads
-  virtual uint64_t WorkspaceBytes() const = 0;      // buffers allocated at bind
+  virtual Collective* collective() = 0;  // of the running epoch, for Abort; null between epochs
+  virtual std::vector<std::string> DescribeKernels()
+      const = 0;  // one line a distinct (op, format, kernel, reason)
+  virtual uint64_t CacheBytesPerBlock()
+      const = 0;                                // all layers; 0 on a rank without attention heads
+  virtual uint64_t WorkspaceBytes() const = 0;  // buffers allocated at bind
 };
 
 }  // namespace bitshard

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 
 #include "coordinator/frontend/server.h"
+#include "kernels/base/log.h"
 #include "proto/inference.grpc.pb.h"
 #include "proto/rpc_status.pb.h"
 #include "proto/status_details.h"
@@ -27,6 +28,7 @@ inline constexpr char kTestTemplate[] =
 class FrontendTest : public ::testing::Test {
  protected:
   FrontendTest() : tokenizer_(MakeByteTokenizer()) {
+    InitLogging("test", "error");
     model_.names = {"tiny", "alias"};
     model_.fingerprint = "abc-a16-bf16";
     model_.family = "llama";
@@ -72,6 +74,14 @@ class FrontendTest : public ::testing::Test {
     v1::GenerateResponse response;
     EXPECT_FALSE(stream->Read(&response)) << response.DebugString();
     return FromGrpc(stream->Finish());
+  }
+
+  // Reads what is left, then the status.
+  static grpc::Status Finish(grpc::ClientReader<v1::GenerateResponse>& stream) {
+    v1::GenerateResponse response;
+    while (stream.Read(&response)) {
+    }
+    return stream.Finish();
   }
 
   // Sends raw bytes to a unary or streaming method.

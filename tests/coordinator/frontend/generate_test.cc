@@ -65,7 +65,7 @@ TEST_F(GenerateTest, StreamsTokensThenFinishedThenOk) {
   EXPECT_EQ(response.finished().usage().decode_time().seconds(), 1);
   EXPECT_EQ(response.finished().usage().decode_time().nanos(), 500'000'000);
   EXPECT_FALSE(stream->Read(&response));
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(Finish(*stream).ok());
 }
 
 TEST_F(GenerateTest, ASeedAndAnIdAreDrawnWhenNoneIsGiven) {
@@ -80,7 +80,7 @@ TEST_F(GenerateTest, ASeedAndAnIdAreDrawnWhenNoneIsGiven) {
     ASSERT_TRUE(stream->Read(&response));
     EXPECT_EQ(response.started().seed(), live.request.seed);
     started.push_back(response.started());
-    EXPECT_TRUE(stream->Finish().ok());
+    EXPECT_TRUE(Finish(*stream).ok());
   }
   EXPECT_NE(started[0].seed(), started[1].seed());
   EXPECT_NE(started[0].request_id(), started[1].request_id());
@@ -106,7 +106,7 @@ TEST_F(GenerateTest, TokensThatComeFasterThanTheyAreReadAreMergedWithoutGap) {
     next += response.token_count();
     received += response.text();
   }
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(Finish(*stream).ok());
   EXPECT_EQ(received, sent);
   EXPECT_EQ(next, 5000u);
 }
@@ -129,7 +129,7 @@ TEST_F(GenerateTest, LogprobsCarryTokenTexts) {
   EXPECT_EQ(response.logprobs(0).top(0).text(), "y");
   while (stream->Read(&response)) {
   }
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(Finish(*stream).ok());
 }
 
 TEST_F(GenerateTest, AnErrorAfterTokensStillDeliversTheTokens) {
@@ -144,7 +144,7 @@ TEST_F(GenerateTest, AnErrorAfterTokensStillDeliversTheTokens) {
   EXPECT_EQ(response.token_count(), 2u);
   EXPECT_FALSE(response.has_finished());
   EXPECT_FALSE(stream->Read(&response));
-  const absl::Status status = FromGrpc(stream->Finish());
+  const absl::Status status = FromGrpc(Finish(*stream));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: killed"));
   EXPECT_EQ(ErrorReason(status), "WORKER_LOST");
@@ -157,7 +157,7 @@ TEST_F(GenerateTest, ARefusalForLoadCarriesRetryInfoAndPushbackAndNoInitialMetad
   auto stream = stub_->Generate(&context, Request());
   v1::GenerateResponse response;
   EXPECT_FALSE(stream->Read(&response));
-  const absl::Status status = FromGrpc(stream->Finish());
+  const absl::Status status = FromGrpc(Finish(*stream));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(RetryDelay(status), absl::Seconds(1));
   EXPECT_EQ(context.GetServerInitialMetadata().count("x-request-id"), 0u);
@@ -180,7 +180,7 @@ TEST_F(GenerateTest, ClientCancelReachesTheEngine) {
   context.TryCancel();
   EXPECT_EQ(engine_.AwaitCancel(), "/gone");
   live.sink->OnEnd(FakeEngine::Failed(absl::CancelledError("cancelled")));
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_EQ(Finish(*stream).error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(GenerateTest, TheDeadlineTravelsToTheEngine) {
@@ -191,7 +191,7 @@ TEST_F(GenerateTest, TheDeadlineTravelsToTheEngine) {
   const auto live = engine_.Await();
   EXPECT_LT(absl::AbsDuration(live.request.deadline - deadline), absl::Seconds(60));
   live.sink->OnEnd(FakeEngine::Failed(absl::DeadlineExceededError("too late")));
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(Finish(*stream).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
 }
 
 TEST_F(GenerateTest, WithoutADeadlineThereIsNone) {
@@ -200,14 +200,14 @@ TEST_F(GenerateTest, WithoutADeadlineThereIsNone) {
   const auto live = engine_.Await();
   EXPECT_EQ(live.request.deadline, absl::InfiniteFuture());
   live.sink->OnEnd(FakeEngine::End(0));
-  stream->Finish();
+  Finish(*stream);
 }
 
 TEST_F(GenerateTest, AnExpiredDeadlineCancelsInTheEngine) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
   auto stream = stub_->Generate(&context, Request());
-  const grpc::Status status = stream->Finish();
+  const grpc::Status status = Finish(*stream);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   if (engine_.submitted() > 0) {  // else it had expired before it came
     engine_.AwaitCancel();
@@ -226,7 +226,7 @@ TEST_F(GenerateTest, ChatGoesThroughTheTemplate) {
   EXPECT_EQ(tokenizer_->Decode(live.request.prompt_tokens, false), "<user>yo<a>");
   EXPECT_EQ(live.request.max_tokens, 64u - 11u) << "by default what is left of the context";
   live.sink->OnEnd(FakeEngine::End(0));
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(Finish(*stream).ok());
 }
 
 TEST_F(GenerateTest, LongPromptsAreTokenizedAsideAndAnswerTheSame) {
@@ -238,7 +238,7 @@ TEST_F(GenerateTest, LongPromptsAreTokenizedAsideAndAnswerTheSame) {
   const auto live = engine_.Await();
   EXPECT_EQ(live.request.prompt_tokens.size(), 63u);
   live.sink->OnEnd(FakeEngine::End(0));
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(Finish(*stream).ok());
 }
 
 TEST_F(GenerateTest, CompleteGivesTheWholeAnswer) {
@@ -298,7 +298,7 @@ TEST_F(GenerateTest, ShutdownWithALiveStreamEndsIt) {
   });
   server_->Shutdown(absl::ZeroDuration());
   engine.join();
-  EXPECT_FALSE(stream->Finish().ok());
+  EXPECT_FALSE(Finish(*stream).ok());
 }
 
 class SlowReaderTest : public FrontendTest {
@@ -334,7 +334,7 @@ TEST_F(SlowReaderTest, AClientThatDoesNotReadIsEndedAndTheEngineIsTold) {
     EXPECT_EQ(response.token_index(), next);
     next += response.token_count();
   }
-  const absl::Status status = FromGrpc(stream->Finish());
+  const absl::Status status = FromGrpc(Finish(*stream));
   if (status.code() == absl::StatusCode::kResourceExhausted) {
     EXPECT_EQ(ErrorReason(status), "SLOW_READER");
   } else {
@@ -354,7 +354,7 @@ TEST_F(SlowReaderTest, AClientThatNeverReadsIsCutOff) {
   }
   // The server waits for no client: with the stream still open it would not come down.
   server_->Shutdown(absl::InfiniteDuration());
-  EXPECT_FALSE(stream->Finish().ok());
+  EXPECT_FALSE(Finish(*stream).ok());
 }
 
 }  // namespace

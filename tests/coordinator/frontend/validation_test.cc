@@ -155,7 +155,7 @@ TEST_F(ValidationTest, NeutralValuesOfUnbuiltFieldsAreFine) {
   grpc::ClientContext context;
   auto stream = stub_->Generate(&context, request);
   engine_.Await().sink->OnEnd(FakeEngine::End(0));
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(Finish(*stream).ok());
 }
 
 TEST_F(ValidationTest, AnUnknownModelIsNotFoundAndTheKnownAreListed) {
@@ -169,7 +169,7 @@ TEST_F(ValidationTest, AnUnknownModelIsNotFoundAndTheKnownAreListed) {
   grpc::ClientContext context;
   auto stream = stub_->Generate(&context, request);
   engine_.Await().sink->OnEnd(FakeEngine::End(0));
-  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(Finish(*stream).ok());
 }
 
 TEST_F(ValidationTest, ScoreAndEmbedSayWhatIsBuilt) {

@@ -2,7 +2,8 @@
 #include "coordinator/shard/shard.h"
 
 #include <algorithm>
-#include <map>
+#include <limits>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -258,6 +259,46 @@ TEST(Shard, SharesMustBePositiveNumbers) {
            {}, {0}, {1, -1}, {1, inf}, {1, inf - inf}, {1.7e308, 1.7e308}}) {
     EXPECT_EQ(ShardModel(*graph, index, shares).status().code(),
               absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// Whatever the shapes and shares: rows and columns that are cut are dealt out once, in order, at
+// whole units.
+TEST(Shard, RandomShapesAndSharesAreCutWithoutGapsOrOverlaps) {
+  constexpr uint32_t kSeed = 7;
+  std::mt19937 random(kSeed);
+  for (int round = 0; round < 200; ++round) {
+    ModelConfig config = SmallLlamaConfig();
+    config.kv_heads = 1 + random() % 8;
+    config.heads = config.kv_heads * (1 + random() % 6);
+    config.intermediate_size = 1 + random() % 700;
+    config.vocab_size = 512 + random() % 700;
+    std::vector<double> shares(1 + random() % 8);
+    for (double& share : shares) share = 0.1 + random() % 100;
+    const auto plans = Plans(config, "bf16", shares);
+    ASSERT_EQ(plans.size(), shares.size());
+    for (int w = 0; w < plans[0].load().tensors_size(); ++w) {
+      const std::string& name = plans[0].graph().weights(w).name();
+      const bool is_replicated = absl::StrContains(name, "norm") ||
+                                 absl::StrContains(name, "k_proj") ||
+                                 absl::StrContains(name, "v_proj");
+      if (is_replicated) continue;
+      const bool by_cols =
+          absl::StrContains(name, "o_proj") || absl::StrContains(name, "down_proj");
+      const uint64_t unit = absl::StrContains(name, "self_attn") ? config.head_dim : 64;
+      uint64_t end = 0;
+      for (const RankPlan& plan : plans) {
+        const TensorLoad& load = plan.load().tensors(w);
+        ASSERT_EQ(by_cols ? load.col_begin() : load.row_begin(), end)
+            << name << " round " << round << " seed " << kSeed;
+        ASSERT_TRUE(end % unit == 0 || end == (by_cols ? load.cols() : load.rows()))
+            << name << " " << end;
+        end = by_cols ? load.col_end() : load.row_end();
+      }
+      ASSERT_EQ(end,
+                by_cols ? plans[0].load().tensors(w).cols() : plans[0].load().tensors(w).rows())
+          << name;
+    }
   }
 }
 

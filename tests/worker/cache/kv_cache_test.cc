@@ -1,25 +1,27 @@
 #include "worker/cache/kv_cache.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 namespace bitshard {
 namespace {
 
 TEST(KvCache, LayersAreZeroedAlignedAndApart) {
-  const std::vector<KvLayout> layers = {{KvType::kF32, 3, 20}, {KvType::kBf16, 0, 64}, {KvType::kBf16, 1, 64}};
+  const std::vector<KvLayout> layers = {
+      {KvType::kF32, 3, 20}, {KvType::kBf16, 0, 64}, {KvType::kBf16, 1, 64}};
   auto cache = KvCache::Create(layers, 5);
   ASSERT_TRUE(cache.ok()) << cache.status();
   for (size_t i = 0; i < layers.size(); ++i) {
     uint8_t* layer = cache->layer(i);
     const int64_t bytes = layers[i].block_bytes() * 5;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(layer) % 64, 0u);
-    EXPECT_TRUE(std::all_of(layer, layer + bytes, [](uint8_t b) { return b == 0; })) << "layer " << i;
+    EXPECT_TRUE(std::all_of(layer, layer + bytes, [](uint8_t b) { return b == 0; }))
+        << "layer " << i;
     std::fill_n(layer, bytes, 0xff);
   }
   EXPECT_EQ(KvCache::BytesPerBlock(layers), 2u * 3 * 20 * 16 * 4 + 2 * 64 * 16 * 2);

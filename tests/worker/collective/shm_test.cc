@@ -337,6 +337,19 @@ TEST(ShmCollective, MissingRanksAreNamed) {
   EXPECT_THAT(SegmentsOf(id), ::testing::IsEmpty());
 }
 
+TEST(ShmCollective, JoiningIsOverSoonAfterItIsCalledOff) {
+  for (const int rank : {0, 1}) {
+    std::atomic<bool> stop{false};
+    absl::Status status;
+    std::thread waiting([&] {
+      status = JoinShmCollective(NewId(), rank, 2, absl::InfiniteDuration(), &stop).status();
+    });
+    stop = true;
+    waiting.join();
+    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << "rank " << rank << ": " << status;
+  }
+}
+
 TEST(ShmCollective, MissingRankZeroIsNamed) {
   const auto joined = JoinShmCollective(NewId(), 1, 2, absl::Milliseconds(30));
   EXPECT_EQ(joined.status().code(), absl::StatusCode::kUnavailable);

@@ -1,11 +1,11 @@
 #include "worker/load/loader.h"
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <map>
 #include <string>
+#include <unistd.h>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "tests/worker/tiny_model.h"
 
@@ -21,7 +21,8 @@ absl::StatusOr<std::shared_ptr<const LoadedWeights>> Load(const RankPlan& plan, 
 
 class EveryFormat : public testing::TestWithParam<std::string> {};
 
-// Each element of each weight, at its place in the whole tensor: what ranks hold together is the whole, and they agree.
+// Each element of each weight, at its place in the whole tensor: what ranks hold together is the
+// whole, and they agree.
 TEST_P(EveryFormat, ShardsPutTogetherAreTheWholeTensor) {
   TinyModelOptions options;
   options.format = GetParam();
@@ -56,7 +57,8 @@ TEST_P(EveryFormat, ShardsPutTogetherAreTheWholeTensor) {
           }
           for (uint64_t col = 0; col < cols; ++col) {
             const uint64_t at = row * load.cols() + load.col_begin() + col;
-            ASSERT_EQ(values[col], expected[at]) << name << " [" << row << ", " << load.col_begin() + col << "]";
+            ASSERT_EQ(values[col], expected[at])
+                << name << " [" << row << ", " << load.col_begin() + col << "]";
             marks[at] = true;
           }
         }
@@ -69,7 +71,8 @@ TEST_P(EveryFormat, ShardsPutTogetherAreTheWholeTensor) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, EveryFormat, testing::Values("f32", "f16", "bf16", "q8_0", "q4_1"));
+INSTANTIATE_TEST_SUITE_P(Formats, EveryFormat,
+                         testing::Values("f32", "f16", "bf16", "q8_0", "q4_1"));
 
 TEST(LoadWeights, ProgressEndsAtTheTotalAndNeverFalls) {
   const TinyModel model = MakeTinyModel();
@@ -134,25 +137,34 @@ TEST(LoadWeights, PlanThatContradictsItselfIsInvalid) {
   const std::map<std::string, Break> breaks = {
       {"weight index", [](RankPlan&, internal::TensorLoad& t) { t.set_weight(1000); }},
       {"file index", [](RankPlan&, internal::TensorLoad& t) { t.set_file(7); }},
-      {"weight twice", [](RankPlan& p, internal::TensorLoad& t) { *p.mutable_load()->add_tensors() = t; }},
+      {"weight twice",
+       [](RankPlan& p, internal::TensorLoad& t) { *p.mutable_load()->add_tensors() = t; }},
       {"row range", [](RankPlan&, internal::TensorLoad& t) { t.set_row_end(t.rows() + 1); }},
-      {"reversed columns", [](RankPlan&, internal::TensorLoad& t) { t.set_col_begin(t.col_end() + 1); }},
+      {"reversed columns",
+       [](RankPlan&, internal::TensorLoad& t) { t.set_col_begin(t.col_end() + 1); }},
       {"other format", [](RankPlan&, internal::TensorLoad& t) { t.set_format("bf16"); }},
-      {"read columns", [](RankPlan&, internal::TensorLoad& t) { t.set_read_col_end(t.read_col_end() - 1); }},
-      {"short ranges", [](RankPlan&, internal::TensorLoad& t) {
+      {"read columns",
+       [](RankPlan&, internal::TensorLoad& t) { t.set_read_col_end(t.read_col_end() - 1); }},
+      {"short ranges",
+       [](RankPlan&, internal::TensorLoad& t) {
          t.mutable_ranges(0)->set_length(t.ranges(0).length() - 4);
        }},
       {"no ranges", [](RankPlan&, internal::TensorLoad& t) { t.clear_ranges(); }},
-      {"beyond the file", [](RankPlan&, internal::TensorLoad& t) { t.mutable_ranges(0)->set_offset(1u << 30); }},
-      {"overflow", [](RankPlan&, internal::TensorLoad& t) {
+      {"beyond the file",
+       [](RankPlan&, internal::TensorLoad& t) { t.mutable_ranges(0)->set_offset(1u << 30); }},
+      {"overflow",
+       [](RankPlan&, internal::TensorLoad& t) {
          t.mutable_ranges(0)->set_offset(~uint64_t{0} - 8);
        }},
-      {"read bytes", [](RankPlan& p, internal::TensorLoad&) { p.mutable_load()->set_read_bytes(1); }},
-      {"graph shape", [](RankPlan& p, internal::TensorLoad& t) {
+      {"read bytes",
+       [](RankPlan& p, internal::TensorLoad&) { p.mutable_load()->set_read_bytes(1); }},
+      {"graph shape",
+       [](RankPlan& p, internal::TensorLoad& t) {
          internal::Weight& w = *p.mutable_graph()->mutable_weights(static_cast<int>(t.weight()));
          w.set_rows(w.rows() + 1);
        }},
-      {"weight without load", [](RankPlan& p, internal::TensorLoad&) {
+      {"weight without load",
+       [](RankPlan& p, internal::TensorLoad&) {
          p.mutable_load()->mutable_tensors()->RemoveLast();
        }},
   };
@@ -164,7 +176,9 @@ TEST(LoadWeights, PlanThatContradictsItselfIsInvalid) {
   }
   RankPlan unknown = good;
   unknown.mutable_load()->mutable_tensors(0)->set_format("q9_9");
-  unknown.mutable_graph()->mutable_weights(static_cast<int>(unknown.load().tensors(0).weight()))->set_format("q9_9");
+  unknown.mutable_graph()
+      ->mutable_weights(static_cast<int>(unknown.load().tensors(0).weight()))
+      ->set_format("q9_9");
   EXPECT_EQ(Load(unknown).status().code(), absl::StatusCode::kUnimplemented);
 }
 

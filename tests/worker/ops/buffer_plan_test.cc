@@ -1,9 +1,9 @@
 #include "worker/ops/buffer_plan.h"
 
-#include <gtest/gtest.h>
-
 #include <random>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace bitshard {
 namespace {
@@ -71,7 +71,8 @@ TEST(PlanBuffers, RefusesValuesThatDoNotFitTogether) {
   EXPECT_EQ(PlanBuffers(untyped, 4, 1).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// Random graphs: while a value is alive nothing else lies on it, but for the op that writes over its dying input.
+// Random graphs: while a value is alive nothing else lies on it, but for the op that writes over
+// its dying input.
 TEST(PlanBuffers, LiveValuesNeverOverlap) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     std::mt19937 random(seed);

@@ -1,11 +1,10 @@
 #include "tests/worker/service/fake_coordinator.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
 
@@ -19,7 +18,8 @@ constexpr absl::Duration kPatience = absl::Seconds(20);
 
 FakeCoordinator::FakeCoordinator(int port) {
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(), &port_);
+  builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(),
+                           &port_);
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
   CHECK(server_ != nullptr);
@@ -101,9 +101,8 @@ internal::WorkerMessage FakeCoordinator::Stream::Next() {
 
 internal::Heartbeat FakeCoordinator::Stream::NextHeartbeat(
     const std::function<bool(const internal::Heartbeat&)>& wanted) {
-  auto message = Take([&](const internal::WorkerMessage& m) {
-    return m.has_heartbeat() && wanted(m.heartbeat());
-  });
+  auto message = Take(
+      [&](const internal::WorkerMessage& m) { return m.has_heartbeat() && wanted(m.heartbeat()); });
   if (message.has_value()) return message->heartbeat();
   ADD_FAILURE() << "no such heartbeat came";
   return {};

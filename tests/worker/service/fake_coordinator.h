@@ -1,5 +1,6 @@
-// The coordinator's end of the fleet port, driven by a test: streams are accepted one after the other and the test reads
-// and writes their messages. Waits are bounded by a generous deadline and fail the test.
+// The coordinator's end of the fleet port, driven by a test: streams are accepted one after the
+// other and the test reads and writes their messages. Waits are bounded by a generous deadline and
+// fail the test.
 #pragma once
 
 #include <deque>
@@ -8,11 +9,10 @@
 #include <optional>
 #include <string>
 
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
-
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 
 #include "proto/worker.grpc.pb.h"
 #include "proto/worker.pb.h"
@@ -27,7 +27,8 @@ class FakeCoordinator final : public internal::Fleet::Service {
     // The next message that is no heartbeat; an empty one (and a test failure) when none comes.
     internal::WorkerMessage Next();
     // The next heartbeat for which `wanted` holds.
-    internal::Heartbeat NextHeartbeat(const std::function<bool(const internal::Heartbeat&)>& wanted);
+    internal::Heartbeat NextHeartbeat(
+        const std::function<bool(const internal::Heartbeat&)>& wanted);
     // True when the worker's side ended before the deadline.
     bool WaitForEnd();
     // Ends the stream from the coordinator's side.
@@ -57,8 +58,8 @@ class FakeCoordinator final : public internal::Fleet::Service {
 
  private:
   grpc::Status Connect(grpc::ServerContext* context,
-                       grpc::ServerReaderWriter<internal::CoordinatorMessage, internal::WorkerMessage>*
-                           rpc) override;
+                       grpc::ServerReaderWriter<internal::CoordinatorMessage,
+                                                internal::WorkerMessage>* rpc) override;
 
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;

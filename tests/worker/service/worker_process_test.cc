@@ -1,18 +1,18 @@
-// The real program: bitshard-worker processes on the fleet protocol, with real weights and a real communicator between them.
-#include <gtest/gtest.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+// The real program: bitshard-worker processes on the fleet protocol, with real weights and a real
+// communicator between them.
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
+#include <signal.h>
+#include <spawn.h>
 #include <string>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include <gtest/gtest.h>
 
 #include "proto/version.h"
 #include "tests/worker/service/fake_coordinator.h"
@@ -27,7 +27,8 @@ using Stream = FakeCoordinator::Stream;
 using internal::CoordinatorMessage;
 
 std::string WorkerBinary() {
-  return absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"), "/worker/bitshard-worker");
+  return absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
+                      "/worker/bitshard-worker");
 }
 
 class Process {
@@ -71,9 +72,15 @@ class WorkerProcessTest : public testing::Test {
   }
 
   std::vector<std::string> Args(int local_rank) const {
-    return {"--coordinator=" + coordinator_.address(), "--token-file=" + token_file_, "--threads=1",
-            "--memory=256MiB", absl::StrCat("--local-rank=", local_rank), "--local-ranks=2",
-            "--coordinator-timeout=60s", "--exit-with-parent", "--log-level=warning"};
+    return {"--coordinator=" + coordinator_.address(),
+            "--token-file=" + token_file_,
+            "--threads=1",
+            "--memory=256MiB",
+            absl::StrCat("--local-rank=", local_rank),
+            "--local-ranks=2",
+            "--coordinator-timeout=60s",
+            "--exit-with-parent",
+            "--log-level=warning"};
   }
 
   static internal::NumericsOptions Numerics() {
@@ -98,11 +105,13 @@ class WorkerProcessTest : public testing::Test {
   }
 
   // From JoinCommunicator to Ready, on all streams.
-  static void BringUp(const std::vector<std::shared_ptr<Stream>>& streams, uint64_t term, uint64_t epoch) {
+  static void BringUp(const std::vector<std::shared_ptr<Stream>>& streams, uint64_t term,
+                      uint64_t epoch) {
     CoordinatorMessage join;
     join.mutable_join_communicator()->set_term(term);
     join.mutable_join_communicator()->set_epoch(epoch);
-    join.mutable_join_communicator()->set_id(absl::StrCat("bitshard-proc-", getpid(), "-", term, "-", epoch));
+    join.mutable_join_communicator()->set_id(
+        absl::StrCat("bitshard-proc-", getpid(), "-", term, "-", epoch));
     join.mutable_join_communicator()->set_timeout_ms(20000);
     for (const auto& stream : streams) stream->Send(join);
     for (const auto& stream : streams) {
@@ -117,8 +126,8 @@ class WorkerProcessTest : public testing::Test {
   }
 
   // A prompt of five tokens and four sampled ones; the tokens, which must be equal on all streams.
-  static std::vector<uint32_t> Generate(const std::vector<std::shared_ptr<Stream>>& streams, uint64_t term,
-                                        uint64_t epoch) {
+  static std::vector<uint32_t> Generate(const std::vector<std::shared_ptr<Stream>>& streams,
+                                        uint64_t term, uint64_t epoch) {
     std::vector<uint32_t> tokens;
     for (uint64_t step = 1; step <= 4; ++step) {
       CoordinatorMessage message;
@@ -211,7 +220,8 @@ TEST_F(WorkerProcessTest, TwoProcessesServeLoseOneAndGoOnWithAReplacement) {
   end.mutable_end_epoch()->set_epoch(1);
   streams[1]->Send(end);
   internal::WorkerMessage message = streams[1]->Next();
-  if (message.has_failure()) message = streams[1]->Next();  // the communicator noticed the death first
+  if (message.has_failure())
+    message = streams[1]->Next();  // the communicator noticed the death first
   ASSERT_TRUE(message.has_quiesced()) << message.ShortDebugString();
   EXPECT_TRUE(message.quiesced().weights_intact());
 

@@ -1,8 +1,7 @@
 #include "worker/service/worker_service.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include <gtest/gtest.h>
 
 #include "tests/worker/service/fake_coordinator.h"
 
@@ -44,7 +44,9 @@ class FakeCollective final : public Collective {
   int rank() const override { return rank_; }
   int world() const override { return world_; }
   absl::Status AllReduceSum(absl::Span<int64_t>) override { return WaitForAbort(); }
-  absl::Status AllGather(absl::Span<const uint8_t>, absl::Span<uint8_t>) override { return WaitForAbort(); }
+  absl::Status AllGather(absl::Span<const uint8_t>, absl::Span<uint8_t>) override {
+    return WaitForAbort();
+  }
   absl::Status Broadcast(absl::Span<uint8_t>, int) override { return WaitForAbort(); }
   void Abort() override {
     log_->Add("abort");
@@ -76,7 +78,8 @@ class FakeRunner final : public StepRunner {
     collective_ = std::move(collective);
     return absl::OkStatus();
   }
-  absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(const internal::StepPlan& plan) override {
+  absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(
+      const internal::StepPlan& plan) override {
     progress_.step = plan.step();
     progress_.op = 7;
     progress_.busy = true;
@@ -138,13 +141,19 @@ class WorkerServiceTest : public testing::Test {
       weights->read_bytes = 20;
       return std::shared_ptr<const LoadedWeights>(std::move(weights));
     };
-    backend.bind = [this](const internal::RankPlan&, std::shared_ptr<const LoadedWeights>,
-                          const internal::NumericsOptions&) -> absl::StatusOr<std::unique_ptr<StepRunner>> {
+    backend.bind =
+        [this](const internal::RankPlan&, std::shared_ptr<const LoadedWeights>,
+               const internal::NumericsOptions&) -> absl::StatusOr<std::unique_ptr<StepRunner>> {
       return std::make_unique<FakeRunner>(&log_);
     };
-    backend.join = [this](const std::string& id, int rank, int world, absl::Duration)
-        -> absl::StatusOr<std::unique_ptr<Collective>> {
+    backend.join =
+        [this](const std::string& id, int rank, int world, absl::Duration,
+               const std::atomic<bool>& stop) -> absl::StatusOr<std::unique_ptr<Collective>> {
       log_.Add("join " + id);
+      while (id == "hang") {
+        if (stop) return absl::CancelledError("called off");
+        std::this_thread::yield();
+      }
       if (id == "nobody") return absl::UnavailableError("missing ranks: 1");
       return std::make_unique<FakeCollective>(rank, world, &log_);
     };
@@ -241,7 +250,8 @@ TEST_F(WorkerServiceTest, GoesThroughTheWholeBringUpAndRunsSteps) {
   EXPECT_EQ(registration.plan_digest(), "");
   Assign(*stream, 1);
   const WorkerMessage progress = stream->Next();
-  EXPECT_EQ(progress.progress().phase(), internal::Progress::LOADING) << progress.ShortDebugString();
+  EXPECT_EQ(progress.progress().phase(), internal::Progress::LOADING)
+      << progress.ShortDebugString();
   EXPECT_EQ(progress.progress().total_bytes(), 20u);
   const internal::Loaded loaded = AwaitLoaded(*stream);
   EXPECT_EQ(loaded.weight_bytes(), 9500u);
@@ -256,7 +266,8 @@ TEST_F(WorkerServiceTest, GoesThroughTheWholeBringUpAndRunsSteps) {
     EXPECT_EQ(message.step_result().step(), step) << message.ShortDebugString();
   }
   stream->NextHeartbeat([](const internal::Heartbeat& beat) {
-    return beat.term() == 1 && beat.epoch() == 1 && beat.step() == 3 && beat.op() == 7 && !beat.busy();
+    return beat.term() == 1 && beat.epoch() == 1 && beat.step() == 3 && beat.op() == 7 &&
+           !beat.busy();
   });
 }
 
@@ -268,7 +279,8 @@ TEST_F(WorkerServiceTest, EndEpochFreesAStepThatHangsAndTheNextEpochBegins) {
   BringUp(*stream, 1, 1);
   Plan(*stream, 1, 1, 1, kHang);
   Plan(*stream, 1, 1, 2, kAnswer);  // must never run
-  stream->NextHeartbeat([](const internal::Heartbeat& beat) { return beat.busy() && beat.step() == 1; });
+  stream->NextHeartbeat(
+      [](const internal::Heartbeat& beat) { return beat.busy() && beat.step() == 1; });
   End(*stream, 1, 1);
   const WorkerMessage message = stream->Next();  // no Failure before it
   ASSERT_TRUE(message.has_quiesced()) << message.ShortDebugString();
@@ -291,6 +303,18 @@ TEST_F(WorkerServiceTest, EndEpochFreesASelfTestThatHangs) {
   while (log_.Count("self-test") == 0) std::this_thread::yield();
   End(*stream, 1, 1);
   EXPECT_TRUE(stream->Next().has_quiesced());
+}
+
+TEST_F(WorkerServiceTest, EndEpochFreesAJoinThatWaitsForOthers) {
+  Start();
+  auto stream = AcceptRegistered();
+  Assign(*stream, 1);
+  AwaitLoaded(*stream);
+  Join(*stream, 1, 1, "hang");
+  while (log_.Count("join hang") == 0) std::this_thread::yield();
+  End(*stream, 1, 1);
+  EXPECT_TRUE(stream->Next().has_quiesced());
+  BringUp(*stream, 1, 2);
 }
 
 TEST_F(WorkerServiceTest, SilenceEndsTheEpochKeepsTheWeightsAndDialsAgain) {
@@ -337,7 +361,8 @@ TEST_F(WorkerServiceTest, AcceptsOnlyATermAboveItsOwn) {
     Assign(*stream, term, "d2");
     const WorkerMessage message = stream->Next();
     ASSERT_TRUE(message.has_failure()) << message.ShortDebugString();
-    EXPECT_EQ(message.failure().code(), static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_EQ(message.failure().code(),
+              static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
   }
   EXPECT_EQ(log_.Count("load d2"), 0);
   // A second coordinator takes over: the old stream ends, and only a higher term counts there too.

@@ -1,13 +1,13 @@
-// The step runner on a real checkpoint against another program's numbers: last-position logits of tiny-llama's golden prompts
-// (transformers, FP32). One rank; tests/e2e has more of them, and more models.
-#include <gtest/gtest.h>
-
+// The step runner on a real checkpoint against another program's numbers: last-position logits of
+// tiny-llama's golden prompts (transformers, FP32). One rank; tests/e2e has more of them, and more
+// models.
 #include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include <gtest/gtest.h>
 
 #include "coordinator/checkpoint/checkpoint.h"
 #include "coordinator/models/model_builder.h"
@@ -64,10 +64,12 @@ TEST(StepRunner, TinyLlamaGivesTheGoldenLogits) {
         internal::NewSequence& sequence = *plan.add_new_sequences();
         for (const int32_t token : tokens) sequence.add_tokens(static_cast<uint32_t>(token));
         sequence.set_n_prompt(static_cast<uint32_t>(tokens.size()));
-        for (uint32_t block = 0; block < (tokens.size() + 15) / 16; ++block) sequence.add_blocks(block);
+        for (uint32_t block = 0; block < (tokens.size() + 15) / 16; ++block)
+          sequence.add_blocks(block);
         sequence.mutable_sampling()->set_top_p(1);
       }
-      const uint32_t end = std::min<uint32_t>(start + kMaxTokens, static_cast<uint32_t>(tokens.size()));
+      const uint32_t end =
+          std::min<uint32_t>(start + kMaxTokens, static_cast<uint32_t>(tokens.size()));
       plan.add_slot(0);
       plan.add_slot_gen(0);
       plan.add_start(start);
@@ -78,7 +80,8 @@ TEST(StepRunner, TinyLlamaGivesTheGoldenLogits) {
       const auto result = (*runner)->Run(plan);
       ASSERT_TRUE(result.ok()) << result.status();
     }
-    const double error = RelativeL2(logits, golden->f32.at(absl::StrCat("p", n, ".fp32.last_logits")));
+    const double error =
+        RelativeL2(logits, golden->f32.at(absl::StrCat("p", n, ".fp32.last_logits")));
     EXPECT_LT(error, 1e-4) << "prompt of " << n;
     std::printf("prompt of %d: relative L2 error %.3g\n", n, error);
   }

@@ -1,10 +1,10 @@
 #include "worker/step/slot_table.h"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <map>
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace bitshard {
 namespace {
@@ -12,8 +12,11 @@ namespace {
 using internal::NewSequence;
 using internal::StepPlan;
 
-constexpr SlotLimits kLimits = {
-    .max_slots = 4, .max_step_tokens = 32, .context_tokens = 40, .vocab_size = 100, .block_tokens = 16};
+constexpr SlotLimits kLimits = {.max_slots = 4,
+                                .max_step_tokens = 32,
+                                .context_tokens = 40,
+                                .vocab_size = 100,
+                                .block_tokens = 16};
 constexpr uint32_t kCacheBlocks = 8;
 
 NewSequence& AddSequence(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t tokens) {
@@ -26,8 +29,8 @@ NewSequence& AddSequence(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t t
   return sequence;
 }
 
-void AddRow(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t start, uint32_t n_tokens, uint32_t flags,
-            std::vector<uint32_t> new_blocks = {}) {
+void AddRow(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t start, uint32_t n_tokens,
+            uint32_t flags, std::vector<uint32_t> new_blocks = {}) {
   plan.add_slot(slot);
   plan.add_slot_gen(gen);
   plan.add_start(start);
@@ -42,7 +45,8 @@ std::string Show(const SlotTable& table) {
   std::string text;
   for (uint32_t i = 0; i < kLimits.max_slots; ++i) {
     const Slot& slot = table.slot(i);
-    text += std::to_string(slot.used) + "/" + std::to_string(slot.gen) + "/" + std::to_string(slot.computed) + ":";
+    text += std::to_string(slot.used) + "/" + std::to_string(slot.gen) + "/" +
+            std::to_string(slot.computed) + ":";
     for (const int32_t token : slot.tokens) text += std::to_string(token) + ",";
     for (const uint32_t block : slot.blocks) text += "b" + std::to_string(block);
     text += ";";
@@ -111,47 +115,63 @@ TEST_F(SlotTableTest, RefusedPlanLeavesEverythingUnchanged) {
       {"gap before start", [](StepPlan& p) { AddRow(p, 0, 1, 18, 2, 0, {1}); }},
       {"too few blocks", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 0); }},
       {"block out of range", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 0, {kCacheBlocks}); }},
-      {"more blocks than the context", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 0, {1, 2, 4}); }},
-      {"slot twice", [](StepPlan& p) {
+      {"more blocks than the context",
+       [](StepPlan& p) {
+         AddRow(p, 0, 1, 16, 4, 0, {1, 2, 4});
+       }},
+      {"slot twice",
+       [](StepPlan& p) {
          AddRow(p, 0, 1, 15, 1, 0);
          AddRow(p, 0, 1, 15, 1, 0);
        }},
       {"unknown flag", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 8, {1}); }},
-      {"sample before the end", [](StepPlan& p) { AddRow(p, 0, 1, 16, 3, internal::ROW_SAMPLE, {1}); }},
-      {"arrays differ", [](StepPlan& p) {
+      {"sample before the end",
+       [](StepPlan& p) { AddRow(p, 0, 1, 16, 3, internal::ROW_SAMPLE, {1}); }},
+      {"arrays differ",
+       [](StepPlan& p) {
          AddRow(p, 0, 1, 16, 4, 0, {1});
          p.add_flags(0);
        }},
-      {"block of no row", [](StepPlan& p) {
+      {"block of no row",
+       [](StepPlan& p) {
          AddRow(p, 0, 1, 16, 4, 0, {1});
          p.add_new_blocks(2);
        }},
-      {"block claimed and not there", [](StepPlan& p) {
+      {"block claimed and not there",
+       [](StepPlan& p) {
          AddRow(p, 0, 1, 16, 4, 0, {1});
          p.set_n_new_blocks(0, 2);
        }},
-      {"more tokens than a step", [](StepPlan& p) {
+      {"more tokens than a step",
+       [](StepPlan& p) {
          AddSequence(p, 1, 1, 33);
          AddRow(p, 1, 1, 0, 33, 0, {1, 2, 4});
        }},
       {"new sequence without tokens", [](StepPlan& p) { AddSequence(p, 1, 1, 0); }},
       {"new sequence beyond the context", [](StepPlan& p) { AddSequence(p, 1, 1, 41); }},
       {"new sequence in no slot", [](StepPlan& p) { AddSequence(p, 4, 1, 3); }},
-      {"two new sequences for a slot", [](StepPlan& p) {
+      {"two new sequences for a slot",
+       [](StepPlan& p) {
          AddSequence(p, 1, 1, 3);
          AddSequence(p, 1, 2, 3);
        }},
-      {"token out of the vocabulary", [](StepPlan& p) { AddSequence(p, 1, 1, 3).set_tokens(1, 100); }},
-      {"cached beyond the tokens", [](StepPlan& p) { AddSequence(p, 1, 1, 3).set_cached_tokens(4); }},
+      {"token out of the vocabulary",
+       [](StepPlan& p) { AddSequence(p, 1, 1, 3).set_tokens(1, 100); }},
+      {"cached beyond the tokens",
+       [](StepPlan& p) { AddSequence(p, 1, 1, 3).set_cached_tokens(4); }},
       {"cached without blocks", [](StepPlan& p) { AddSequence(p, 1, 1, 3).set_cached_tokens(3); }},
       {"cached block out of range", [](StepPlan& p) { AddSequence(p, 1, 1, 3).add_blocks(99); }},
-      {"temperature", [](StepPlan& p) { AddSequence(p, 1, 1, 3).mutable_sampling()->set_temperature(-1); }},
-      {"temperature NaN", [](StepPlan& p) { AddSequence(p, 1, 1, 3).mutable_sampling()->set_temperature(NAN); }},
-      {"bad row after a good sequence", [](StepPlan& p) {
+      {"temperature",
+       [](StepPlan& p) { AddSequence(p, 1, 1, 3).mutable_sampling()->set_temperature(-1); }},
+      {"temperature NaN",
+       [](StepPlan& p) { AddSequence(p, 1, 1, 3).mutable_sampling()->set_temperature(NAN); }},
+      {"bad row after a good sequence",
+       [](StepPlan& p) {
          AddSequence(p, 0, 2, 3);
          AddRow(p, 0, 1, 0, 3, 0, {1});
        }},
-      {"full context samples", [](StepPlan& p) {
+      {"full context samples",
+       [](StepPlan& p) {
          AddSequence(p, 1, 1, 40).set_cached_tokens(39);
          p.mutable_new_sequences(0)->add_blocks(1);
          p.mutable_new_sequences(0)->add_blocks(2);

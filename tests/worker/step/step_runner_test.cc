@@ -1,7 +1,5 @@
 #include "worker/step/step_runner.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
 #include "tests/worker/tiny_model.h"
@@ -28,7 +27,8 @@ using internal::StepResult;
 
 constexpr uint32_t kBlocks = 64;
 
-NumericsOptions Numerics(NumericsOptions::Activations activations = NumericsOptions::ACTIVATIONS_F32) {
+NumericsOptions Numerics(
+    NumericsOptions::Activations activations = NumericsOptions::ACTIVATIONS_F32) {
   NumericsOptions numerics;
   numerics.set_activations(activations);
   numerics.set_kv_cache_type(NumericsOptions::CACHE_TYPE_F32);
@@ -39,8 +39,8 @@ NumericsOptions Numerics(NumericsOptions::Activations activations = NumericsOpti
 }
 
 // One row of a plan that gives the slot all the blocks it needs: block i of slot s is 8 s + i.
-void AddRow(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t start, uint32_t n_tokens, uint32_t flags,
-            uint32_t output_index = 0) {
+void AddRow(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t start, uint32_t n_tokens,
+            uint32_t flags, uint32_t output_index = 0) {
   plan.add_slot(slot);
   plan.add_slot_gen(gen);
   plan.add_start(start);
@@ -90,7 +90,8 @@ class Group {
       options.numerics = numerics;
       options.pool = pools_.back().get();
       if (tap) {
-        options.logits_tap = [this, rank](uint32_t slot, uint32_t position, absl::Span<const float> logits) {
+        options.logits_tap = [this, rank](uint32_t slot, uint32_t position,
+                                          absl::Span<const float> logits) {
           logits_[static_cast<size_t>(rank)][{slot, position}].assign(logits.begin(), logits.end());
         };
       }
@@ -115,7 +116,8 @@ class Group {
         CHECK_OK(joined.status());
         collective = *std::move(joined);
       }
-      CHECK_OK(runners_[static_cast<size_t>(rank)]->StartEpoch(1, epoch, std::move(collective), kBlocks));
+      CHECK_OK(runners_[static_cast<size_t>(rank)]->StartEpoch(1, epoch, std::move(collective),
+                                                               kBlocks));
     });
   }
 
@@ -176,7 +178,8 @@ class Group {
   uint64_t epoch_ = 0, step_ = 0;
 };
 
-// Two sequences, prefilled in chunks and decoded together; returns every result as bytes and every logits row.
+// Two sequences, prefilled in chunks and decoded together; returns every result as bytes and every
+// logits row.
 std::string RunTwoSequences(Group& group, uint32_t chunk) {
   std::string bytes;
   const std::vector<std::vector<uint32_t>> prompts = {Prompt(23, 1), Prompt(9, 2)};
@@ -203,7 +206,8 @@ std::string RunTwoSequences(Group& group, uint32_t chunk) {
       EXPECT_EQ(output.flags(), 0u);
       EXPECT_LT(output.token(), 200u);
       EXPECT_EQ(output.top_size(), 3);
-      absl::StrAppend(&bytes, output.slot(), ":", output.output_index(), ":", output.ShortDebugString(), "\n");
+      absl::StrAppend(&bytes, output.slot(), ":", output.output_index(), ":",
+                      output.ShortDebugString(), "\n");
     }
   }
   std::vector<std::string> lines;  // the order of the steps depends on the chunk
@@ -218,7 +222,8 @@ std::string RunTwoSequences(Group& group, uint32_t chunk) {
   return sorted;
 }
 
-class SameBits : public testing::TestWithParam<std::tuple<std::string, NumericsOptions::Activations>> {};
+class SameBits
+    : public testing::TestWithParam<std::tuple<std::string, NumericsOptions::Activations>> {};
 
 TEST_P(SameBits, OverRanksAndChunks) {
   TinyModelOptions model_options;
@@ -226,7 +231,8 @@ TEST_P(SameBits, OverRanksAndChunks) {
   const TinyModel model = MakeTinyModel(model_options);
   std::string expected;
   std::vector<float> expected_logits;
-  for (int world = 1; world <= 4; ++world) {  // 3 KV heads, 2.5 MLP units, 3.1 vocabulary units: some ranks own nothing
+  for (int world = 1; world <= 4;
+       ++world) {  // 3 KV heads, 2.5 MLP units, 3.1 vocabulary units: some ranks own nothing
     Group group(model, world, Numerics(std::get<1>(GetParam())), /*tap=*/true);
     uint64_t epoch = 1;
     for (const uint32_t chunk : {64u, 7u, 1u}) {
@@ -240,17 +246,17 @@ TEST_P(SameBits, OverRanksAndChunks) {
         expected_logits = logits;
       }
       EXPECT_EQ(got, expected) << world << " ranks, chunks of " << chunk;
-      EXPECT_EQ(std::memcmp(logits.data(), expected_logits.data(), logits.size() * sizeof(float)), 0)
+      EXPECT_EQ(std::memcmp(logits.data(), expected_logits.data(), logits.size() * sizeof(float)),
+                0)
           << world << " ranks, chunks of " << chunk;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Formats, SameBits,
-    testing::Values(std::tuple("f32", NumericsOptions::ACTIVATIONS_F32),
-                    std::tuple("q8_0", NumericsOptions::ACTIVATIONS_A16),
-                    std::tuple("q4_1", NumericsOptions::ACTIVATIONS_F32)));
+INSTANTIATE_TEST_SUITE_P(Formats, SameBits,
+                         testing::Values(std::tuple("f32", NumericsOptions::ACTIVATIONS_F32),
+                                         std::tuple("q8_0", NumericsOptions::ACTIVATIONS_A16),
+                                         std::tuple("q4_1", NumericsOptions::ACTIVATIONS_F32)));
 
 TEST(StepRunner, ScoredRowsShowTheLogitsThatSamplingSees) {
   const TinyModel model = MakeTinyModel();
@@ -321,7 +327,8 @@ TEST_F(OneRank, RefusedPlanLeavesTheStateSoThatTheRightOneStillRuns) {
   EXPECT_EQ(group_.Run(bad).status().code(), absl::StatusCode::kInvalidArgument);
   group_.RewindStep();
   StepPlan good = group_.NextPlan();
-  AddRow(good, 0, 1, 5, 1, internal::ROW_SAMPLE, 1);  // starts at the token that the worker sampled itself
+  AddRow(good, 0, 1, 5, 1, internal::ROW_SAMPLE,
+         1);  // starts at the token that the worker sampled itself
   const auto result = group_.Run(good);
   ASSERT_TRUE(result.ok()) << result.status();
   other.NextPlan();
@@ -374,7 +381,8 @@ TEST(StepRunner, NonFiniteValuesEndTheirSequenceAlone) {
       ASSERT_TRUE(result.ok() && expected.ok()) << result.status() << expected.status();
       ASSERT_EQ(result->outputs_size(), 2);
       EXPECT_EQ(result->outputs(0).SerializeAsString(), expected->outputs(0).SerializeAsString());
-      EXPECT_EQ(result->outputs(1).flags(), static_cast<uint32_t>(internal::OUTPUT_NON_FINITE)) << "step " << step;
+      EXPECT_EQ(result->outputs(1).flags(), static_cast<uint32_t>(internal::OUTPUT_NON_FINITE))
+          << "step " << step;
       plan = group.NextPlan();
       AddRow(plan, 0, 1, 5 + step, 1, internal::ROW_SAMPLE, step + 1);
       AddRow(plan, 2, 1, 3 + step, 1, internal::ROW_SAMPLE, step + 1);
@@ -394,11 +402,14 @@ TEST(StepRunner, DifferentPlansFailOnEveryRankBeforeAnyResult) {
   }
   std::vector<absl::Status> statuses(2);
   group.OnAllRanks([&](int rank) {
-    statuses[static_cast<size_t>(rank)] = group.runner(rank).Run(plans[static_cast<size_t>(rank)]).status();
+    statuses[static_cast<size_t>(rank)] =
+        group.runner(rank).Run(plans[static_cast<size_t>(rank)]).status();
   });
-  for (const absl::Status& status : statuses) EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  for (const absl::Status& status : statuses)
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
   // The epoch is over.
-  EXPECT_EQ(group.runner(0).Run(group.NextPlan()).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(group.runner(0).Run(group.NextPlan()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(StepRunner, AbortFreesAStepThatWaitsForItsPeer) {
@@ -428,12 +439,17 @@ TEST(StepRunner, BindRefusesGraphsThatContradictThemselves) {
   const std::map<std::string, std::function<void(internal::ModelGraph&)>> breaks = {
       {"no nodes", [](internal::ModelGraph& g) { g.clear_nodes(); }},
       {"no sample", [](internal::ModelGraph& g) { g.mutable_nodes()->RemoveLast(); }},
-      {"value out of range", [](internal::ModelGraph& g) { g.mutable_nodes(2)->set_inputs(0, 9999); }},
-      {"value read too early", [](internal::ModelGraph& g) { g.mutable_nodes(2)->set_inputs(0, 9); }},
-      {"value written twice", [](internal::ModelGraph& g) { g.mutable_nodes(3)->set_outputs(0, 0); }},
-      {"wrong type", [](internal::ModelGraph& g) { g.mutable_values(1)->set_type(internal::Value::RAW_BITS); }},
+      {"value out of range",
+       [](internal::ModelGraph& g) { g.mutable_nodes(2)->set_inputs(0, 9999); }},
+      {"value read too early",
+       [](internal::ModelGraph& g) { g.mutable_nodes(2)->set_inputs(0, 9); }},
+      {"value written twice",
+       [](internal::ModelGraph& g) { g.mutable_nodes(3)->set_outputs(0, 0); }},
+      {"wrong type",
+       [](internal::ModelGraph& g) { g.mutable_values(1)->set_type(internal::Value::RAW_BITS); }},
       {"wrong width", [](internal::ModelGraph& g) { g.mutable_values(2)->set_width(63); }},
-      {"huge width", [](internal::ModelGraph& g) { g.mutable_values(2)->set_width(uint64_t{1} << 62); }},
+      {"huge width",
+       [](internal::ModelGraph& g) { g.mutable_values(2)->set_width(uint64_t{1} << 62); }},
       {"empty vocabulary", [](internal::ModelGraph& g) { g.set_vocab_size(0); }},
       {"too few cache layers", [](internal::ModelGraph& g) { g.set_kv_layers(1); }},
       {"missing weight", [](internal::ModelGraph& g) { g.mutable_weights()->RemoveLast(); }},
