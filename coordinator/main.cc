@@ -1,16 +1,16 @@
-// bitshard-coordinator: makes the parts, joins them, and ends them in order. What each part does is in its own room.
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <unistd.h>
-
+// bitshard-coordinator: makes the parts, joins them, and ends them in order. What each part does is
+// in its own room.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <pthread.h>
+#include <signal.h>
 #include <string>
+#include <sys/prctl.h>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -97,16 +97,18 @@ void TakeSignals(const sigset_t& signals, Ending* ending) {
   }).detach();
 }
 
-absl::Status WritePortFile(const std::string& path, const FrontendServer::Ports& ports, int fleet_port,
-                           int metrics_port) {
+absl::Status WritePortFile(const std::string& path, const FrontendServer::Ports& ports,
+                           int fleet_port, int metrics_port) {
   if (path.empty()) return absl::OkStatus();
   const std::string temporary = path + ".new";
   {
     std::ofstream out(temporary, std::ios::trunc);
-    out << "port=" << ports.inference << "\nfleet_port=" << fleet_port << "\nadmin_port=" << ports.admin
-        << "\nhealth_port=" << ports.health << "\nmetrics_port=" << metrics_port << "\n";
+    out << "port=" << ports.inference << "\nfleet_port=" << fleet_port
+        << "\nadmin_port=" << ports.admin << "\nhealth_port=" << ports.health
+        << "\nmetrics_port=" << metrics_port << "\n";
     out.flush();
-    if (!out) return absl::InvalidArgumentError(absl::StrCat("--port-file=", path, ": cannot be written"));
+    if (!out)
+      return absl::InvalidArgumentError(absl::StrCat("--port-file=", path, ": cannot be written"));
   }
   if (std::rename(temporary.c_str(), path.c_str()) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("--port-file=", path, ": cannot be written"));
@@ -114,7 +116,8 @@ absl::Status WritePortFile(const std::string& path, const FrontendServer::Ports&
   return absl::OkStatus();
 }
 
-WorkerFleet::Options FleetOptions(const CoordinatorOptions& options, const ModelSetup& model, Ending* ending) {
+WorkerFleet::Options FleetOptions(const CoordinatorOptions& options, const ModelSetup& model,
+                                  Ending* ending) {
   WorkerFleet::Options fleet;
   GroupOptions& group = fleet.group;
   group.world = options.workers;
@@ -136,11 +139,14 @@ WorkerFleet::Options FleetOptions(const CoordinatorOptions& options, const Model
   };
   fleet.host = options.bind;
   fleet.port = options.fleet_port;
-  fleet.on_hopeless = [ending](const absl::Status& why) { ending->Begin({why, "no group can form", std::nullopt}); };
+  fleet.on_hopeless = [ending](const absl::Status& why) {
+    ending->Begin({why, "no group can form", std::nullopt});
+  };
   return fleet;
 }
 
-std::unique_ptr<CoordinatorMetrics> MakeMetrics(const CoordinatorOptions& options, const ServedModel& model) {
+std::unique_ptr<CoordinatorMetrics> MakeMetrics(const CoordinatorOptions& options,
+                                                const ServedModel& model) {
   CoordinatorMetrics::Info info;
   info.version = kBuildVersion;
   info.model_name = model.names.front();
@@ -155,9 +161,9 @@ std::unique_ptr<CoordinatorMetrics> MakeMetrics(const CoordinatorOptions& option
   return std::make_unique<CoordinatorMetrics>(info);
 }
 
-absl::StatusOr<std::unique_ptr<FrontendServer>> StartFrontend(const CoordinatorOptions& options, Engine* engine,
-                                                              const ServedModel& model, WorkerFleet* fleet,
-                                                              EngineMetrics* metrics, Ending* ending) {
+absl::StatusOr<std::unique_ptr<FrontendServer>> StartFrontend(
+    const CoordinatorOptions& options, Engine* engine, const ServedModel& model, WorkerFleet* fleet,
+    EngineMetrics* metrics, Ending* ending) {
   FrontendServer::Options frontend;
   frontend.host = options.bind;
   frontend.admin_host = options.admin_bind;
@@ -179,35 +185,47 @@ absl::StatusOr<std::unique_ptr<FrontendServer>> StartFrontend(const CoordinatorO
 
 absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
   ASSIGN_OR_RETURN(const std::unique_ptr<ModelSetup> model, SetUpModel(options));
-  LogInfo("model: event=opened path={} name={} family={} formats={} context={} digest={}", options.model,
-          model->served.names.front(), model->served.family, absl::StrJoin(model->served.weight_formats, ","),
-          model->served.context_tokens, model->checkpoint.model_digest());
+  LogInfo("model: event=opened path={} name={} family={} formats={} context={} digest={}",
+          options.model, model->served.names.front(), model->served.family,
+          absl::StrJoin(model->served.weight_formats, ","), model->served.context_tokens,
+          model->checkpoint.model_digest());
   const std::unique_ptr<CoordinatorMetrics> metrics = MakeMetrics(options, model->served);
-  ASSIGN_OR_RETURN(const std::unique_ptr<WorkerFleet> fleet, WorkerFleet::Listen(FleetOptions(options, *model, ending)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<WorkerFleet> fleet,
+                   WorkerFleet::Listen(FleetOptions(options, *model, ending)));
 
   Engine::Options engine_options;
   engine_options.token_budget = options.token_budget;
+  engine_options.prefill_chunk = options.prefill_chunk;
+  engine_options.vocab_size = model->served.vocabulary_size;
   engine_options.max_running = options.max_running;
   engine_options.max_waiting = options.max_waiting;
   engine_options.max_waiting_tokens = options.max_waiting_tokens;
   engine_options.context_tokens = model->served.context_tokens;
   const std::unique_ptr<Engine> engine =
       Engine::Create(engine_options, model->tokenizer.get(), fleet.get(), metrics.get());
-  ASSIGN_OR_RETURN(const std::unique_ptr<FrontendServer> frontend,
-                   StartFrontend(options, engine.get(), model->served, fleet.get(), metrics.get(), ending));
-  metrics->SetSources([&engine] { return engine->Stats(); }, [&fleet] { return fleet->Snapshot(); });
-  absl::Status status = options.metrics_port ? metrics->Serve(options.bind, *options.metrics_port) : absl::OkStatus();
-  if (status.ok()) status = WritePortFile(options.port_file, frontend->ports(), fleet->port(), metrics->port());
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<FrontendServer> frontend,
+      StartFrontend(options, engine.get(), model->served, fleet.get(), metrics.get(), ending));
+  metrics->SetSources([&engine] { return engine->Stats(); },
+                      [&fleet] { return fleet->Snapshot(); });
+  absl::Status status =
+      options.metrics_port ? metrics->Serve(options.bind, *options.metrics_port) : absl::OkStatus();
+  if (status.ok())
+    status = WritePortFile(options.port_file, frontend->ports(), fleet->port(), metrics->port());
   if (status.ok()) {
     engine->Start();  // lets the workers in
-    LogInfo("coordinator: event=listening port={} fleet_port={} admin_port={} health_port={} metrics_port={} workers={}",
-            frontend->ports().inference, fleet->port(), frontend->ports().admin, frontend->ports().health,
-            metrics->port(), options.workers);
+    LogInfo(
+        "coordinator: event=listening port={} fleet_port={} admin_port={} health_port={} "
+        "metrics_port={} workers={}",
+        frontend->ports().inference, fleet->port(), frontend->ports().admin,
+        frontend->ports().health, metrics->port(), options.workers);
     const Ending::Reason reason = ending->Await();
     status = reason.status;
     const absl::Duration drain = reason.drain.value_or(options.drain_timeout);
-    LogInfo("coordinator: event=ending cause=\"{}\" drain={}", reason.what, absl::FormatDuration(drain));
-    // Readiness first, so that balancers look elsewhere; then no admissions; then the rest in the order of its use.
+    LogInfo("coordinator: event=ending cause=\"{}\" drain={}", reason.what,
+            absl::FormatDuration(drain));
+    // Readiness first, so that balancers look elsewhere; then no admissions; then the rest in the
+    // order of its use.
     frontend->SetDraining();
     engine->Drain(status.ok() ? drain : absl::ZeroDuration());
   }
@@ -221,13 +239,16 @@ absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
 int Main(int argc, char** argv) {
   const pid_t parent = getppid();  // first: it may die while we start
   DescribeCoordinatorFlags();
-  const absl::StatusOr<CoordinatorOptions> options = CoordinatorOptionsFromFlags(ParseCommandLine(argc, argv));
+  const absl::StatusOr<CoordinatorOptions> options =
+      CoordinatorOptionsFromFlags(ParseCommandLine(argc, argv));
   if (!options.ok()) {
-    std::fprintf(stderr, "bitshard-coordinator: %s\n", std::string(options.status().message()).c_str());
+    std::fprintf(stderr, "bitshard-coordinator: %s\n",
+                 std::string(options.status().message()).c_str());
     return kExitBadFlags;
   }
   if (!InitLogging("bitshard-coordinator", options->log_level)) {
-    std::fprintf(stderr, "bitshard-coordinator: --log-level=%s: use debug, info, warning or error\n",
+    std::fprintf(stderr,
+                 "bitshard-coordinator: --log-level=%s: use debug, info, warning or error\n",
                  options->log_level.c_str());
     return kExitBadFlags;
   }

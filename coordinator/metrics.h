@@ -1,7 +1,8 @@
-// The coordinator's Prometheus page. The only file besides main that knows the library is metrics.cc.
+// The coordinator's Prometheus page. The only file besides main that knows the library is
+// metrics.cc.
 //
-// Events come from the engine and the frontend; gauges are read from snapshots when a scrape comes. Thread-safe. Every
-// series whose labels are known beforehand is there from the start, at 0.
+// Events come from the engine and the frontend; gauges are read from snapshots when a scrape comes.
+// Thread-safe. Every series whose labels are known beforehand is there from the start, at 0.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +23,9 @@ class CoordinatorMetrics final : public EngineMetrics {
   struct Info {
     std::string version;
     std::string model_name;
-    std::string engine = "0";     // id of the group, the label `engine`
+    std::string engine = "0";  // id of the group, the label `engine`
     std::string family;
-    std::string weight_formats;   // comma-separated
+    std::string weight_formats;  // comma-separated
     std::string kv_cache_type;
     std::string activations;
     std::string fingerprint;
@@ -36,7 +37,8 @@ class CoordinatorMetrics final : public EngineMetrics {
   explicit CoordinatorMetrics(const Info& info);
   ~CoordinatorMetrics() override;
 
-  // Where gauges come from; called at each scrape, on the scraper's thread. Both must stay valid until ClearSources.
+  // Where gauges come from; called at each scrape, on the scraper's thread. Both must stay valid
+  // until ClearSources.
   void SetSources(std::function<EngineStats()> engine, std::function<GroupSnapshot()> group);
   void ClearSources();
 

@@ -1,6 +1,7 @@
 #include "coordinator/model_setup.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,8 +18,16 @@ namespace bitshard {
 namespace {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const Checkpoint& checkpoint) {
-  if (const auto* gguf = std::get_if<GgufVocab>(&checkpoint.tokenizer)) return Tokenizer::FromGgufVocab(*gguf);
-  return Tokenizer::FromHfFolder(checkpoint.path);
+  if (const auto* gguf = std::get_if<GgufVocab>(&checkpoint.tokenizer))
+    return Tokenizer::FromGgufVocab(*gguf);
+  const auto& files = std::get<HfTokenizerFiles>(checkpoint.tokenizer);
+  return Tokenizer::FromTokenizerJson(files.tokenizer_json, files.tokenizer_config_json);
+}
+
+// What the operator typed, not what the file calls itself: "SmolLM2-135M-Instruct.Q4_1".
+std::string DefaultName(const Checkpoint& checkpoint) {
+  const std::filesystem::path path(checkpoint.path);
+  return checkpoint.container == Checkpoint::Container::kGguf ? path.stem() : path.filename();
 }
 
 absl::Status Named(const absl::Status& status, const std::string& path) {
@@ -29,7 +38,8 @@ absl::Status Named(const absl::Status& status, const std::string& path) {
 
 absl::StatusOr<std::vector<internal::RankPlan>> ModelSetup::Plans(const std::vector<double>& shares,
                                                                   uint32_t world) const {
-  return ShardModel(graph, checkpoint.index, shares.empty() ? std::vector<double>(world, 1.0) : shares);
+  return ShardModel(graph, checkpoint.index,
+                    shares.empty() ? std::vector<double>(world, 1.0) : shares);
 }
 
 absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions& options) {
@@ -41,10 +51,12 @@ absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions&
   if (!graph.ok()) return Named(graph.status(), options.model);
   setup->graph = *std::move(graph);
   const auto plans = setup->Plans(options.shares, options.workers);
-  if (!plans.ok()) return Named(plans.status(), absl::StrCat(options.model, " on ", options.workers, " workers"));
+  if (!plans.ok())
+    return Named(plans.status(), absl::StrCat(options.model, " on ", options.workers, " workers"));
 
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = OpenTokenizer(checkpoint);
-  if (!tokenizer.ok()) return Named(tokenizer.status(), absl::StrCat(options.model, " (tokenizer)"));
+  if (!tokenizer.ok())
+    return Named(tokenizer.status(), absl::StrCat(options.model, " (tokenizer)"));
   setup->tokenizer = *std::move(tokenizer);
 
   ServedModel& served = setup->served;
@@ -57,12 +69,15 @@ absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions&
     } else {
       // The model works without: only chat prompts are refused, with this reason.
       served.chat_refusal = Named(parsed.status(), "the model's chat template cannot be used");
-      LogWarning("model: event=no_chat_template cause=\"{}\"", std::string(parsed.status().message()));
+      LogWarning("model: event=no_chat_template cause=\"{}\"",
+                 std::string(parsed.status().message()));
     }
   }
-  served.names = options.served_names.empty() ? std::vector<std::string>{checkpoint.name} : options.served_names;
-  served.fingerprint = absl::StrCat(checkpoint.model_digest().substr(0, 32), "-", options.activations_name, "-",
-                                    options.kv_cache_name, "-", kBuildVersion);
+  served.names = options.served_names.empty() ? std::vector<std::string>{DefaultName(checkpoint)}
+                                              : options.served_names;
+  served.fingerprint =
+      absl::StrCat(checkpoint.model_digest().substr(0, 32), "-", options.activations_name, "-",
+                   options.kv_cache_name, "-", kBuildVersion);
   served.family = setup->graph.family();
   uint64_t context = setup->graph.context_length();
   if (options.max_context > 0) context = std::min<uint64_t>(context, options.max_context);

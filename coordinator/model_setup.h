@@ -1,4 +1,5 @@
-// From a path to everything the service needs to know of a model, before any worker is there. Reads headers, no weight.
+// From a path to everything the service needs to know of a model, before any worker is there. Reads
+// headers, no weight.
 #pragma once
 
 #include <memory>
@@ -25,11 +26,12 @@ struct ModelSetup {
   ServedModel served;
 
   // One plan a rank; empty `shares` = equal. Same input, same plans.
-  absl::StatusOr<std::vector<internal::RankPlan>> Plans(const std::vector<double>& shares, uint32_t world) const;
+  absl::StatusOr<std::vector<internal::RankPlan>> Plans(const std::vector<double>& shares,
+                                                        uint32_t world) const;
 };
 
-// Errors name the file and what to try. What would only fail later (a model that cannot be cut for so many workers) fails
-// here too.
+// Errors name the file and what to try. What would only fail later (a model that cannot be cut for
+// so many workers) fails here too.
 absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions& options);
 
 }  // namespace bitshard

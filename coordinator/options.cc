@@ -17,33 +17,51 @@
 
 #include "kernels/base/status_macros.h"
 
-ABSL_FLAG(std::string, model, "", "the model: a GGUF file, or a folder with config.json and *.safetensors");
-ABSL_FLAG(std::string, served_model_name, "", "names for requests, comma-separated; empty = the checkpoint's own");
-ABSL_FLAG(int, workers, 1, "how many workers share the model; the group forms when so many have registered");
-ABSL_FLAG(std::string, shares, "", "how much of the model each rank gets, such as 3,2; empty = equal");
-ABSL_FLAG(std::string, token_file, "", "file with the secret that workers must show; empty = none, for loopback only");
-ABSL_FLAG(std::string, bind, "127.0.0.1", "address of the public, health, fleet and metrics ports; 0.0.0.0 = all");
+ABSL_FLAG(std::string, model, "",
+          "the model: a GGUF file, or a folder with config.json and *.safetensors");
+ABSL_FLAG(std::string, served_model_name, "",
+          "names for requests, comma-separated; empty = the checkpoint's own");
+ABSL_FLAG(int, workers, 1,
+          "how many workers share the model; the group forms when so many have registered");
+ABSL_FLAG(std::string, shares, "",
+          "how much of the model each rank gets, such as 3,2; empty = equal");
+ABSL_FLAG(std::string, token_file, "",
+          "file with the secret that workers must show; empty = none, for loopback only");
+ABSL_FLAG(std::string, bind, "127.0.0.1",
+          "address of the public, health, fleet and metrics ports; 0.0.0.0 = all");
 ABSL_FLAG(int, port, 50051, "public gRPC port; 0 picks one");
 ABSL_FLAG(int, fleet_port, 50052, "gRPC port that workers dial; 0 picks one");
 ABSL_FLAG(int, health_port, 50053, "plaintext port of grpc.health.v1 for probes; 0 picks one");
 ABSL_FLAG(int, admin_port, 50054, "gRPC port of bitshard.v1.Admin; 0 picks one");
-ABSL_FLAG(std::string, admin_bind, "127.0.0.1", "address of the admin port; whoever reaches it may drain the service");
-ABSL_FLAG(int, metrics_port, 9464, "port of the Prometheus page at /metrics; 0 picks one, -1 = none");
-ABSL_FLAG(std::string, reflection, "auto", "gRPC reflection on the public port: on, off, auto (= on when --bind is loopback)");
-ABSL_FLAG(std::string, port_file, "", "write the chosen ports there as key=value lines, once all are open");
-ABSL_FLAG(std::string, activations, "a16", "a16: 16-bit fixed point, as good as f32 and faster; f32: the exact path");
+ABSL_FLAG(std::string, admin_bind, "127.0.0.1",
+          "address of the admin port; whoever reaches it may drain the service");
+ABSL_FLAG(int, metrics_port, 9464,
+          "port of the Prometheus page at /metrics; 0 picks one, -1 = none");
+ABSL_FLAG(std::string, reflection, "auto",
+          "gRPC reflection on the public port: on, off, auto (= on when --bind is loopback)");
+ABSL_FLAG(std::string, port_file, "",
+          "write the chosen ports there as key=value lines, once all are open");
+ABSL_FLAG(std::string, activations, "a16",
+          "a16: 16-bit fixed point, as good as f32 and faster; f32: the exact path");
 ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16 or f32");
 ABSL_FLAG(int, kv_blocks, 0, "KV blocks of 16 tokens on every rank; 0 = by --kv-cache-bytes");
-ABSL_FLAG(std::string, kv_cache_bytes, "1GiB", "KV cache of a rank at most: bytes, 512MiB, 24GiB. What does not fit is left out");
+ABSL_FLAG(std::string, kv_cache_bytes, "1GiB",
+          "KV cache of a rank at most: bytes, 512MiB, 24GiB. What does not fit is left out");
 ABSL_FLAG(int, token_budget, 256, "tokens computed in a step at most");
+ABSL_FLAG(int, prefill_chunk, 0,
+          "prompt tokens of one request in a step at most; 0 = only the budget limits");
 ABSL_FLAG(int, max_running, 64, "requests in steps at most");
 ABSL_FLAG(int, max_waiting, 1024, "requests in the queue at most; beyond it RESOURCE_EXHAUSTED");
 ABSL_FLAG(int64_t, max_waiting_tokens, 1 << 20, "prompt tokens in the queue at most");
 ABSL_FLAG(int, max_context, 0, "longest prompt + output in tokens; 0 = the model's");
-ABSL_FLAG(absl::Duration, stall_timeout, absl::Seconds(5), "a step that makes no progress for so long ends the group");
-ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30), "how long streams may go on after SIGTERM");
-ABSL_FLAG(absl::Duration, slow_reader_timeout, absl::Seconds(10), "how long a client may leave much unread");
-ABSL_FLAG(bool, exit_with_parent, false, "die when the process that started this one dies (`bitshard serve`)");
+ABSL_FLAG(absl::Duration, stall_timeout, absl::Seconds(5),
+          "a step that makes no progress for so long ends the group");
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
+          "how long streams may go on after SIGTERM");
+ABSL_FLAG(absl::Duration, slow_reader_timeout, absl::Seconds(10),
+          "how long a client may leave much unread");
+ABSL_FLAG(bool, exit_with_parent, false,
+          "die when the process that started this one dies (`bitshard serve`)");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(std::string, tls_cert_file, "", "not built yet");
 ABSL_FLAG(std::string, tls_key_file, "", "not built yet");
@@ -66,17 +84,20 @@ absl::Status CheckRange(absl::string_view flag, T value, T low, T high) {
 
 absl::Status CheckPositive(absl::string_view flag, absl::Duration value, absl::Duration low) {
   if (value >= low && value <= absl::Hours(24)) return absl::OkStatus();
-  return BadFlag(flag, absl::FormatDuration(value),
-                 absl::StrCat("must be ", absl::FormatDuration(low), " to 24h, such as 5s or 500ms"));
+  return BadFlag(
+      flag, absl::FormatDuration(value),
+      absl::StrCat("must be ", absl::FormatDuration(low), " to 24h, such as 5s or 500ms"));
 }
 
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
   std::ifstream in(path);
-  if (!in) return BadFlag("token-file", path, "cannot be read; is it there, and may this user read it?");
+  if (!in)
+    return BadFlag("token-file", path, "cannot be read; is it there, and may this user read it?");
   std::ostringstream text;
   text << in.rdbuf();
   const std::string token(absl::StripAsciiWhitespace(text.str()));
-  if (token.empty() || token.size() > 4096) return BadFlag("token-file", path, "must hold one secret of 1 to 4096 bytes");
+  if (token.empty() || token.size() > 4096)
+    return BadFlag("token-file", path, "must hold one secret of 1 to 4096 bytes");
   return token;
 }
 
@@ -95,14 +116,16 @@ absl::Status ReadPorts(CoordinatorOptions& options) {
   for (const auto& [name, port] : ports) {
     RETURN_IF_ERROR(CheckRange(name, port.first, 0, 65535));
     if (port.first != 0 && !taken.insert(port.first).second) {
-      return BadFlag(name, absl::StrCat(port.first), "two ports are the same; give each its own, or 0 to pick one");
+      return BadFlag(name, absl::StrCat(port.first),
+                     "two ports are the same; give each its own, or 0 to pick one");
     }
     *port.second = port.first;
   }
   const int metrics = absl::GetFlag(FLAGS_metrics_port);
   RETURN_IF_ERROR(CheckRange("metrics-port", metrics, -1, 65535));
   if (metrics > 0 && taken.count(metrics) > 0) {
-    return BadFlag("metrics-port", absl::StrCat(metrics), "is the port of a gRPC service; give it its own, or 0");
+    return BadFlag("metrics-port", absl::StrCat(metrics),
+                   "is the port of a gRPC service; give it its own, or 0");
   }
   if (metrics >= 0) options.metrics_port = metrics;
   return absl::OkStatus();
@@ -125,7 +148,8 @@ absl::Status ReadNumerics(CoordinatorOptions& options) {
   } else if (options.kv_cache_name == "f32") {
     options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_F32;
   } else {
-    return BadFlag("kv-cache-dtype", options.kv_cache_name, "use bf16, f16 or f32 (fp8_e4m3 and int8 are not built yet)");
+    return BadFlag("kv-cache-dtype", options.kv_cache_name,
+                   "use bf16, f16 or f32 (fp8_e4m3 and int8 are not built yet)");
   }
   const int blocks = absl::GetFlag(FLAGS_kv_blocks);
   RETURN_IF_ERROR(CheckRange("kv-blocks", blocks, 0, 1 << 24));
@@ -142,17 +166,18 @@ absl::Status ReadNumerics(CoordinatorOptions& options) {
 absl::StatusOr<uint64_t> ParseBytes(const std::string& text) {
   absl::string_view number = absl::StripAsciiWhitespace(text);
   double factor = 1;
-  for (const auto& [suffix, value] : {std::pair("KiB", 0x1p10), std::pair("MiB", 0x1p20), std::pair("GiB", 0x1p30),
-                                      std::pair("TiB", 0x1p40), std::pair("K", 0x1p10), std::pair("M", 0x1p20),
-                                      std::pair("G", 0x1p30), std::pair("T", 0x1p40)}) {
+  for (const auto& [suffix, value] :
+       {std::pair("KiB", 0x1p10), std::pair("MiB", 0x1p20), std::pair("GiB", 0x1p30),
+        std::pair("TiB", 0x1p40), std::pair("K", 0x1p10), std::pair("M", 0x1p20),
+        std::pair("G", 0x1p30), std::pair("T", 0x1p40)}) {
     if (absl::ConsumeSuffix(&number, suffix)) {
       factor = value;
       break;
     }
   }
   double value = 0;
-  if (!absl::SimpleAtod(absl::StripAsciiWhitespace(number), &value) || !std::isfinite(value) || value <= 0 ||
-      value * factor < 1 || value * factor >= 0x1p60) {
+  if (!absl::SimpleAtod(absl::StripAsciiWhitespace(number), &value) || !std::isfinite(value) ||
+      value <= 0 || value * factor < 1 || value * factor >= 0x1p60) {
     return absl::InvalidArgumentError("is no amount of memory; use bytes, 512MiB or 24GiB");
   }
   return static_cast<uint64_t>(value * factor);
@@ -164,12 +189,14 @@ absl::StatusOr<std::vector<double>> ParseShares(const std::string& text, uint32_
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     double share = 0;
     if (!absl::SimpleAtod(part, &share) || !std::isfinite(share) || share <= 0) {
-      return BadFlag("shares", text, "needs positive numbers with commas between them, such as 3,2");
+      return BadFlag("shares", text,
+                     "needs positive numbers with commas between them, such as 3,2");
     }
     shares.push_back(share);
   }
   if (shares.size() != workers) {
-    return BadFlag("shares", text, absl::StrCat("names ", shares.size(), " ranks, but --workers is ", workers));
+    return BadFlag("shares", text,
+                   absl::StrCat("names ", shares.size(), " ranks, but --workers is ", workers));
   }
   return shares;
 }
@@ -178,31 +205,37 @@ void DescribeCoordinatorFlags() {
   absl::SetProgramUsageMessage(
       "the bitshard service: gRPC API, scheduler, and the group of workers.\n\n"
       "  bitshard-coordinator --model=PATH --workers=N [--port=50051] [--fleet-port=50052]\n\n"
-      "It answers when N workers (bitshard-worker --coordinator=HOST:FLEET_PORT) have registered and loaded\n"
-      "their parts. SIGTERM drains: readiness goes down, running answers finish, then it exits with 0.\n"
+      "It answers when N workers (bitshard-worker --coordinator=HOST:FLEET_PORT) have registered "
+      "and loaded\n"
+      "their parts. SIGTERM drains: readiness goes down, running answers finish, then it exits "
+      "with 0.\n"
       "Exit codes: 0 drained, 1 the model or a port cannot be used, 2 bad flags.\n"
       "On one machine `bitshard serve MODEL --workers=N` starts everything.");
 }
 
-absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(const std::vector<std::string>& extra) {
+absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
+    const std::vector<std::string>& extra) {
   CoordinatorOptions options;
   options.model = absl::GetFlag(FLAGS_model);
   if (!extra.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("unexpected argument \"", extra[0], "\"; flags begin with --",
-                                                   options.model.empty() ? ", the model is --model=PATH" : ""));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unexpected argument \"", extra[0], "\"; flags begin with --",
+                     options.model.empty() ? ", the model is --model=PATH" : ""));
   }
   if (options.model.empty()) {
     return absl::InvalidArgumentError(
         "--model is missing: give a GGUF file or a folder with config.json and *.safetensors");
   }
-  for (const std::string& tls : {absl::GetFlag(FLAGS_tls_cert_file), absl::GetFlag(FLAGS_tls_key_file),
-                                 absl::GetFlag(FLAGS_tls_client_ca_file)}) {
+  for (const std::string& tls :
+       {absl::GetFlag(FLAGS_tls_cert_file), absl::GetFlag(FLAGS_tls_key_file),
+        absl::GetFlag(FLAGS_tls_client_ca_file)}) {
     if (!tls.empty()) {
       return absl::InvalidArgumentError(
           "--tls-*: TLS is not built yet; bind to loopback, or put a proxy with TLS in front");
     }
   }
-  for (const absl::string_view name : absl::StrSplit(absl::GetFlag(FLAGS_served_model_name), ',', absl::SkipEmpty())) {
+  for (const absl::string_view name :
+       absl::StrSplit(absl::GetFlag(FLAGS_served_model_name), ',', absl::SkipEmpty())) {
     if (name.size() > 256) return BadFlag("served-model-name", name, "at most 256 bytes a name");
     options.served_names.emplace_back(name);
   }
@@ -213,13 +246,16 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(const std::vector
 
   options.bind = absl::GetFlag(FLAGS_bind);
   options.admin_bind = absl::GetFlag(FLAGS_admin_bind);
-  if (options.bind.empty()) return BadFlag("bind", "", "give an address, such as 127.0.0.1 or 0.0.0.0");
-  if (options.admin_bind.empty()) return BadFlag("admin-bind", "", "give an address, such as 127.0.0.1");
+  if (options.bind.empty())
+    return BadFlag("bind", "", "give an address, such as 127.0.0.1 or 0.0.0.0");
+  if (options.admin_bind.empty())
+    return BadFlag("admin-bind", "", "give an address, such as 127.0.0.1");
   if (const std::string path = absl::GetFlag(FLAGS_token_file); !path.empty()) {
     ASSIGN_OR_RETURN(options.token, ReadToken(path));
   } else if (!IsLoopback(options.bind)) {
     return BadFlag("bind", options.bind,
-                   "workers from other hosts need a secret: give coordinator and workers the same --token-file");
+                   "workers from other hosts need a secret: give coordinator and workers the same "
+                   "--token-file");
   }
   RETURN_IF_ERROR(ReadPorts(options));
   const std::string reflection = absl::GetFlag(FLAGS_reflection);
@@ -239,6 +275,9 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(const std::vector
   RETURN_IF_ERROR(CheckRange<int64_t>("max-waiting-tokens", waiting_tokens, 1, int64_t{1} << 40));
   RETURN_IF_ERROR(CheckRange("max-context", context, 0, 1 << 24));
   options.token_budget = static_cast<uint32_t>(budget);
+  const int chunk = absl::GetFlag(FLAGS_prefill_chunk);
+  if (chunk < 0) return BadFlag("prefill-chunk", absl::StrCat(chunk), "use 0 (no limit) or more");
+  options.prefill_chunk = static_cast<uint32_t>(chunk);
   options.max_running = static_cast<uint32_t>(running);
   options.max_waiting = static_cast<uint32_t>(waiting);
   options.max_waiting_tokens = static_cast<uint64_t>(waiting_tokens);
@@ -249,7 +288,8 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(const std::vector
   options.slow_reader_timeout = absl::GetFlag(FLAGS_slow_reader_timeout);
   RETURN_IF_ERROR(CheckPositive("stall-timeout", options.stall_timeout, absl::Milliseconds(500)));
   RETURN_IF_ERROR(CheckPositive("drain-timeout", options.drain_timeout, absl::ZeroDuration()));
-  RETURN_IF_ERROR(CheckPositive("slow-reader-timeout", options.slow_reader_timeout, absl::Milliseconds(100)));
+  RETURN_IF_ERROR(
+      CheckPositive("slow-reader-timeout", options.slow_reader_timeout, absl::Milliseconds(100)));
   options.exit_with_parent = absl::GetFlag(FLAGS_exit_with_parent);
   options.log_level = absl::GetFlag(FLAGS_log_level);
   return options;

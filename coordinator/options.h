@@ -15,16 +15,16 @@
 namespace bitshard {
 
 struct CoordinatorOptions {
-  std::string model;  // path
+  std::string model;                      // path
   std::vector<std::string> served_names;  // empty = the checkpoint's
   uint32_t workers = 1;
-  std::vector<double> shares;             // empty = equal
-  std::string token;                      // content of --token-file
+  std::vector<double> shares;  // empty = equal
+  std::string token;           // content of --token-file
 
-  std::string bind;                       // public, health, fleet, metrics
+  std::string bind;  // public, health, fleet, metrics
   std::string admin_bind;
   int port = 0, fleet_port = 0, health_port = 0, admin_port = 0;
-  std::optional<int> metrics_port;        // none: no page
+  std::optional<int> metrics_port;  // none: no page
   bool reflection = true;
   std::string port_file;
 
@@ -32,13 +32,14 @@ struct CoordinatorOptions {
   internal::NumericsOptions::CacheType kv_cache_type = internal::NumericsOptions::CACHE_TYPE_BF16;
   std::string activations_name, kv_cache_name;  // "a16", "bf16"
   std::optional<uint32_t> kv_blocks;
-  uint64_t kv_bytes = 0;                        // per rank; without kv_blocks
+  uint64_t kv_bytes = 0;  // per rank; without kv_blocks
 
   uint32_t token_budget = 256;
+  uint32_t prefill_chunk = 0;  // 0 = only the budget limits
   uint32_t max_running = 64;
   uint32_t max_waiting = 1024;
   uint64_t max_waiting_tokens = 1 << 20;
-  uint32_t max_context = 0;               // 0 = the model's
+  uint32_t max_context = 0;  // 0 = the model's
 
   absl::Duration stall_timeout = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(30);
@@ -50,8 +51,10 @@ struct CoordinatorOptions {
 // Sets the text of --help. Before ParseCommandLine.
 void DescribeCoordinatorFlags();
 
-// From the parsed flags; an error says which flag and what it takes. `extra`: arguments that are no flags.
-absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(const std::vector<std::string>& extra);
+// From the parsed flags; an error says which flag and what it takes. `extra`: arguments that are no
+// flags.
+absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
+    const std::vector<std::string>& extra);
 
 // "3,2,2" for `workers` ranks; "" = equal.
 absl::StatusOr<std::vector<double>> ParseShares(const std::string& text, uint32_t workers);

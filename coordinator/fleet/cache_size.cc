@@ -2,8 +2,10 @@
 
 namespace bitshard {
 
-uint64_t CacheBytesPerBlock(const internal::RankPlan& plan, const internal::NumericsOptions& numerics) {
-  const uint64_t value_bytes = numerics.kv_cache_type() == internal::NumericsOptions::CACHE_TYPE_F32 ? 4 : 2;
+uint64_t CacheBytesPerBlock(const internal::RankPlan& plan,
+                            const internal::NumericsOptions& numerics) {
+  const uint64_t value_bytes =
+      numerics.kv_cache_type() == internal::NumericsOptions::CACHE_TYPE_F32 ? 4 : 2;
   uint64_t values_per_token = 0;
   for (const internal::Node& node : plan.graph().nodes()) {
     if (!node.has_attention()) continue;

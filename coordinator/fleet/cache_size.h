@@ -9,6 +9,7 @@
 namespace bitshard {
 
 // 0 for a rank without attention heads.
-uint64_t CacheBytesPerBlock(const internal::RankPlan& plan, const internal::NumericsOptions& numerics);
+uint64_t CacheBytesPerBlock(const internal::RankPlan& plan,
+                            const internal::NumericsOptions& numerics);
 
 }  // namespace bitshard

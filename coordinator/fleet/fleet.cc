@@ -81,7 +81,8 @@ void WorkerFleet::OnOpened(ConnectionId connection) {
   group_.Connected(connection, absl::Now());
 }
 
-void WorkerFleet::OnMessage(ConnectionId connection, std::unique_ptr<internal::WorkerMessage> message) {
+void WorkerFleet::OnMessage(ConnectionId connection,
+                            std::unique_ptr<internal::WorkerMessage> message) {
   absl::MutexLock lock(&mu_);
   if (stopping_) return;
   group_.Received(connection, std::move(message), absl::Now());
@@ -93,20 +94,25 @@ void WorkerFleet::OnClosed(ConnectionId connection) {
   group_.Disconnected(connection, absl::Now());
 }
 
-void WorkerFleet::Send(absl::Span<const ConnectionId> to, const internal::CoordinatorMessage& message) {
+void WorkerFleet::Send(absl::Span<const ConnectionId> to,
+                       const internal::CoordinatorMessage& message) {
   transport_->Send(to, message);
 }
 
-void WorkerFleet::Close(ConnectionId connection, const absl::Status& why) { transport_->Close(connection, why); }
+void WorkerFleet::Close(ConnectionId connection, const absl::Status& why) {
+  transport_->Close(connection, why);
+}
 
 // Effects of the group: it is only called with mu_ held.
 void WorkerFleet::OnGroupReady(const GroupInfo& info) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (listener_ != nullptr) listener_->OnGroupReady(info);
 }
-void WorkerFleet::OnStepDone(std::unique_ptr<internal::StepResult> result) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+void WorkerFleet::OnStepDone(std::unique_ptr<internal::StepResult> result)
+    ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (listener_ != nullptr) listener_->OnStepDone(std::move(result));
 }
-void WorkerFleet::OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+void WorkerFleet::OnGroupLost(uint64_t term, uint64_t epoch,
+                              const absl::Status& why) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (listener_ != nullptr) listener_->OnGroupLost(term, epoch, why);
 }
 void WorkerFleet::OnHopeless(const absl::Status& why) {

@@ -1,8 +1,9 @@
-// The workers as the engine's StepExecutor: the group's state machine over the fleet port, with the real clock.
+// The workers as the engine's StepExecutor: the group's state machine over the fleet port, with the
+// real clock.
 //
-// A mutex serialises everything that happens to the group: messages (gRPC's threads), plans (the engine's thread) and
-// ticks (a thread of its own). The listener is called under it, so that events keep their order; it must only hand over
-// and must not call the fleet back from within.
+// A mutex serialises everything that happens to the group: messages (gRPC's threads), plans (the
+// engine's thread) and ticks (a thread of its own). The listener is called under it, so that events
+// keep their order; it must only hand over and must not call the fleet back from within.
 #pragma once
 
 #include <functional>
@@ -10,12 +11,11 @@
 #include <string>
 #include <thread>
 
-#include <grpcpp/security/server_credentials.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include <grpcpp/security/server_credentials.h>
 
 #include "coordinator/engine/step_executor.h"
 #include "coordinator/fleet/group.h"
@@ -56,7 +56,8 @@ class WorkerFleet final : public StepExecutor, private GroupOutput, private Tran
       ABSL_LOCKS_EXCLUDED(mu_);
   void OnClosed(ConnectionId connection) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  void Send(absl::Span<const ConnectionId> to, const internal::CoordinatorMessage& message) override;
+  void Send(absl::Span<const ConnectionId> to,
+            const internal::CoordinatorMessage& message) override;
   void Close(ConnectionId connection, const absl::Status& why) override;
   void OnGroupReady(const GroupInfo& info) override;
   void OnStepDone(std::unique_ptr<internal::StepResult> result) override;

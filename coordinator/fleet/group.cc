@@ -14,17 +14,24 @@ namespace bitshard {
 
 const char* Name(Group::State state) {
   switch (state) {
-    case Group::State::kWaiting: return "waiting";
-    case Group::State::kLoading: return "loading";
-    case Group::State::kJoining: return "joining";
-    case Group::State::kAllocating: return "allocating";
-    case Group::State::kReady: return "ready";
-    case Group::State::kEnding: return "ending";
+    case Group::State::kWaiting:
+      return "waiting";
+    case Group::State::kLoading:
+      return "loading";
+    case Group::State::kJoining:
+      return "joining";
+    case Group::State::kAllocating:
+      return "allocating";
+    case Group::State::kReady:
+      return "ready";
+    case Group::State::kEnding:
+      return "ending";
   }
   return "unknown";
 }
 
-Group::Group(GroupOptions options, GroupOutput* output) : options_(std::move(options)), output_(output) {
+Group::Group(GroupOptions options, GroupOutput* output)
+    : options_(std::move(options)), output_(output) {
   CHECK_GT(options_.world, 0u);
 }
 
@@ -52,24 +59,31 @@ void Group::SendTo(const Member& member, internal::CoordinatorMessage message) {
   output_->Send({member.connection}, message);
 }
 
-void Group::SendToRanks(internal::CoordinatorMessage message) { output_->Send(RankConnections(), message); }
+void Group::SendToRanks(internal::CoordinatorMessage message) {
+  output_->Send(RankConnections(), message);
+}
 
 bool Group::AllIn(Member::Phase phase) const {
   uint32_t count = 0;
-  for (const auto& [connection, member] : members_) count += member.has_rank() && member.phase == phase;
+  for (const auto& [connection, member] : members_)
+    count += member.has_rank() && member.phase == phase;
   return count == options_.world;
 }
 
-void Group::Received(ConnectionId connection, std::unique_ptr<internal::WorkerMessage> message, absl::Time now) {
+void Group::Received(ConnectionId connection, std::unique_ptr<internal::WorkerMessage> message,
+                     absl::Time now) {
   Member* member = Find(connection);
   if (member == nullptr) return;  // let go meanwhile
   member->last_heard = now;
   if (member->phase == Member::Phase::kConnected && !message->has_registration()) {
-    Drop(connection, absl::FailedPreconditionError("the first message is not Register"), /*exit=*/true, now);
+    Drop(connection, absl::FailedPreconditionError("the first message is not Register"),
+         /*exit=*/true, now);
     return;
   }
   switch (message->body_case()) {
-    case internal::WorkerMessage::kRegistration: Register(*member, message->registration(), now); break;
+    case internal::WorkerMessage::kRegistration:
+      Register(*member, message->registration(), now);
+      break;
     case internal::WorkerMessage::kProgress:
       if (message->progress().done_bytes() != member->progress.done_bytes() ||
           message->progress().phase() != member->progress.phase()) {
@@ -77,19 +91,34 @@ void Group::Received(ConnectionId connection, std::unique_ptr<internal::WorkerMe
       }
       member->progress = message->progress();
       break;
-    case internal::WorkerMessage::kLoaded: OnLoaded(*member, message->loaded(), now); break;
-    case internal::WorkerMessage::kJoined: OnJoined(*member, message->joined(), now); break;
-    case internal::WorkerMessage::kReady: OnReady(*member, message->ready(), now); break;
+    case internal::WorkerMessage::kLoaded:
+      OnLoaded(*member, message->loaded(), now);
+      break;
+    case internal::WorkerMessage::kJoined:
+      OnJoined(*member, message->joined(), now);
+      break;
+    case internal::WorkerMessage::kReady:
+      OnReady(*member, message->ready(), now);
+      break;
     case internal::WorkerMessage::kStepResult:
       OnResult(*member, std::unique_ptr<internal::StepResult>(message->release_step_result()), now);
       break;
-    case internal::WorkerMessage::kQuiesced: OnQuiesced(*member, message->quiesced(), now); break;
-    case internal::WorkerMessage::kHeartbeat: OnHeartbeat(*member, message->heartbeat(), now); break;
-    case internal::WorkerMessage::kFailure: OnFailure(*member, message->failure(), now); break;
-    case internal::WorkerMessage::kLeaving:
-      Lose(connection, absl::UnavailableError(absl::StrCat("is leaving: ", message->leaving().reason())), now);
+    case internal::WorkerMessage::kQuiesced:
+      OnQuiesced(*member, message->quiesced(), now);
       break;
-    case internal::WorkerMessage::BODY_NOT_SET: Unexpected(*member, "an empty or unknown message", now); break;
+    case internal::WorkerMessage::kHeartbeat:
+      OnHeartbeat(*member, message->heartbeat(), now);
+      break;
+    case internal::WorkerMessage::kFailure:
+      OnFailure(*member, message->failure(), now);
+      break;
+    case internal::WorkerMessage::kLeaving:
+      Lose(connection,
+           absl::UnavailableError(absl::StrCat("is leaving: ", message->leaving().reason())), now);
+      break;
+    case internal::WorkerMessage::BODY_NOT_SET:
+      Unexpected(*member, "an empty or unknown message", now);
+      break;
   }
 }
 
@@ -102,7 +131,8 @@ void Group::TryForm(absl::Time now) {
   if (plans_.empty()) {
     absl::StatusOr<std::vector<internal::RankPlan>> plans = options_.build_plans(options_.shares);
     if (plans.ok() && plans->size() != options_.world) {
-      plans = absl::InternalError(absl::StrCat(plans->size(), " plans for ", options_.world, " ranks"));
+      plans =
+          absl::InternalError(absl::StrCat(plans->size(), " plans for ", options_.world, " ranks"));
     }
     if (!plans.ok()) {
       hopeless_ = true;
@@ -118,7 +148,8 @@ void Group::TryForm(absl::Time now) {
 bool Group::AssignRanks(absl::Time) {
   std::vector<Member*> chosen(options_.world, nullptr);
   std::vector<Member*> others;
-  // Who has a rank in this process keeps it; then who holds the weights of one; in order of arrival.
+  // Who has a rank in this process keeps it; then who holds the weights of one; in order of
+  // arrival.
   for (auto& [connection, member] : members_) {
     if (member.has_rank()) chosen[*member.rank] = &member;
   }
@@ -126,7 +157,8 @@ bool Group::AssignRanks(absl::Time) {
     if (member.phase == Member::Phase::kConnected || member.has_rank()) continue;
     const internal::Register& held = member.registration;
     if (!held.plan_digest().empty() && held.held_rank() < options_.world &&
-        chosen[held.held_rank()] == nullptr && plans_[held.held_rank()].digest() == held.plan_digest()) {
+        chosen[held.held_rank()] == nullptr &&
+        plans_[held.held_rank()].digest() == held.plan_digest()) {
       chosen[held.held_rank()] = &member;
     } else {
       others.push_back(&member);
@@ -146,7 +178,8 @@ bool Group::AssignRanks(absl::Time) {
 }
 
 void Group::StartLoading(absl::Time now) {
-  for (const auto& [connection, member] : members_) term_ = std::max(term_, member.registration.term());
+  for (const auto& [connection, member] : members_)
+    term_ = std::max(term_, member.registration.term());
   ++term_;
   state_ = State::kLoading;
   state_since_ = now;
@@ -164,15 +197,15 @@ void Group::StartLoading(absl::Time now) {
     *assign.mutable_plan() = plans_[*member.rank];
     *assign.mutable_numerics() = options_.numerics;
     SendTo(member, std::move(message));
-    LogInfo("fleet: event=rank_assigned rank={} term={} pid={} host={} held={}", *member.rank, term_,
-            member.registration.pid(), member.registration.host(),
+    LogInfo("fleet: event=rank_assigned rank={} term={} pid={} host={} held={}", *member.rank,
+            term_, member.registration.pid(), member.registration.host(),
             member.registration.plan_digest() == plans_[*member.rank].digest());
   }
 }
 
 void Group::OnLoaded(Member& member, const internal::Loaded& loaded, absl::Time now) {
-  // A second answer may come when a bring-up failed half way and the next one asked again: the order of the stream makes
-  // the first as good.
+  // A second answer may come when a bring-up failed half way and the next one asked again: the
+  // order of the stream makes the first as good.
   if (state_ != State::kLoading || member.phase != Member::Phase::kLoading) return;
   member.loaded = loaded;
   member.phase = Member::Phase::kLoaded;
@@ -180,8 +213,8 @@ void Group::OnLoaded(Member& member, const internal::Loaded& loaded, absl::Time 
   // What it would say if it registered now.
   member.registration.set_plan_digest(plans_[*member.rank].digest());
   member.registration.set_held_rank(*member.rank);
-  LogInfo("fleet: event=rank_loaded rank={} weight_bytes={} read_bytes={}", *member.rank, loaded.weight_bytes(),
-          loaded.read_bytes());
+  LogInfo("fleet: event=rank_loaded rank={} weight_bytes={} read_bytes={}", *member.rank,
+          loaded.weight_bytes(), loaded.read_bytes());
   if (AllIn(Member::Phase::kLoaded)) StartJoining(now);
 }
 
@@ -201,7 +234,8 @@ void Group::StartJoining(absl::Time now) {
   if (blocks == 0) {
     hopeless_ = true;
     output_->OnHopeless(absl::FailedPreconditionError(absl::StrCat(
-        "rank ", poorest, " has no memory for a single KV block of ", options_.numerics.block_tokens(),
+        "rank ", poorest, " has no memory for a single KV block of ",
+        options_.numerics.block_tokens(),
         " tokens; raise --kv-cache-bytes or the worker's --memory, or use more workers")));
     return;
   }
@@ -219,7 +253,8 @@ void Group::StartJoining(absl::Time now) {
   join.set_epoch(epoch_);
   join.set_id(absl::StrCat("bitshard-", options_.instance, "-", term_, "-", epoch_));
   // Longer than our own patience: the one who knows all ranks names the missing one.
-  join.set_timeout_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.join_timeout)) + 2000);
+  join.set_timeout_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.join_timeout)) +
+                      2000);
   for (auto& [connection, member] : members_) {
     if (!member.has_rank()) continue;
     member.phase = Member::Phase::kJoining;
@@ -231,7 +266,9 @@ void Group::StartJoining(absl::Time now) {
 }
 
 void Group::OnJoined(Member& member, const internal::Joined& joined, absl::Time now) {
-  if (joined.epoch() != epoch_ || state_ != State::kJoining || member.phase != Member::Phase::kJoining) return;
+  if (joined.epoch() != epoch_ || state_ != State::kJoining ||
+      member.phase != Member::Phase::kJoining)
+    return;
   member.phase = Member::Phase::kJoined;
   member.phase_since = now;
   if (AllIn(Member::Phase::kJoined)) StartAllocating(now);
@@ -252,7 +289,9 @@ void Group::StartAllocating(absl::Time now) {
 }
 
 void Group::OnReady(Member& member, const internal::Ready& ready, absl::Time now) {
-  if (ready.epoch() != epoch_ || state_ != State::kAllocating || member.phase != Member::Phase::kAllocating) return;
+  if (ready.epoch() != epoch_ || state_ != State::kAllocating ||
+      member.phase != Member::Phase::kAllocating)
+    return;
   member.phase = Member::Phase::kReady;
   member.phase_since = member.moved_at = now;
   if (AllIn(Member::Phase::kReady)) BecomeReady(now);
@@ -263,8 +302,8 @@ void Group::BecomeReady(absl::Time now) {
   state_since_ = now;
   ready_announced_ = true;
   last_loss_.clear();
-  LogInfo("fleet: event=group_ready term={} epoch={} world={} kv_blocks={}", term_, epoch_, options_.world,
-          cache_blocks_);
+  LogInfo("fleet: event=group_ready term={} epoch={} world={} kv_blocks={}", term_, epoch_,
+          options_.world, cache_blocks_);
   GroupInfo info;
   info.term = term_;
   info.epoch = epoch_;

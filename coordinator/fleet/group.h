@@ -1,14 +1,17 @@
-// The group of workers as a state machine: who has which rank, how far bring-up is, which plans are out, who is to blame.
+// The group of workers as a state machine: who has which rank, how far bring-up is, which plans are
+// out, who is to blame.
 //
-// Pure: no gRPC, no threads, no clock of its own. Events go in with the time at which they happened, effects come out
-// through GroupOutput, in order, before the call returns. The owner (fleet.cc) serialises the calls.
+// Pure: no gRPC, no threads, no clock of its own. Events go in with the time at which they
+// happened, effects come out through GroupOutput, in order, before the call returns. The owner
+// (fleet.cc) serialises the calls.
 //
 //   waiting -> loading -> joining -> allocating -> ready -> ending -> waiting ...
 //
-// `waiting` lasts until `world` workers are registered; those beyond are spares. An epoch begins with joining and ends at
-// the first lost rank; a rank that came to rest with its weights intact keeps its place.
-// Invariants: OnGroupReady and OnGroupLost alternate, each once an epoch that got ready; no OnStepDone between a loss and
-// the next OnGroupReady; results are given out in the order of the steps.
+// `waiting` lasts until `world` workers are registered; those beyond are spares. An epoch begins
+// with joining and ends at the first lost rank; a rank that came to rest with its weights intact
+// keeps its place. Invariants: OnGroupReady and OnGroupLost alternate, each once an epoch that got
+// ready; no OnStepDone between a loss and the next OnGroupReady; results are given out in the order
+// of the steps.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +40,8 @@ namespace bitshard {
 class GroupOutput {
  public:
   virtual ~GroupOutput() = default;
-  virtual void Send(absl::Span<const ConnectionId> to, const internal::CoordinatorMessage& message) = 0;
+  virtual void Send(absl::Span<const ConnectionId> to,
+                    const internal::CoordinatorMessage& message) = 0;
   // Ends the stream after what was sent before. No event of this connection may follow.
   virtual void Close(ConnectionId connection, const absl::Status& why) = 0;
   virtual void OnGroupReady(const GroupInfo& info) = 0;
@@ -55,7 +59,8 @@ class Group {
   Group(GroupOptions options, GroupOutput* output);
 
   void Connected(ConnectionId connection, absl::Time now);
-  void Received(ConnectionId connection, std::unique_ptr<internal::WorkerMessage> message, absl::Time now);
+  void Received(ConnectionId connection, std::unique_ptr<internal::WorkerMessage> message,
+                absl::Time now);
   void Disconnected(ConnectionId connection, absl::Time now);
   void SubmitPlan(std::unique_ptr<internal::StepPlan> plan, absl::Time now);
   // Heartbeats and timeouts; call at least every 100 ms.
@@ -99,8 +104,8 @@ class Group {
   void Unexpected(Member& member, const std::string& what, absl::Time now);
 
   // Loss (loss.cc).
-  // The member is gone, or of no use: forgets it and, if it had a rank, ends what it took part in. `why` says what
-  // happened to it: "connection closed".
+  // The member is gone, or of no use: forgets it and, if it had a rank, ends what it took part in.
+  // `why` says what happened to it: "connection closed".
   void Lose(ConnectionId connection, const absl::Status& why, absl::Time now);
   // Lets a connected member go first; `exit`: it need not come back.
   void Drop(ConnectionId connection, const absl::Status& why, bool exit, absl::Time now);
@@ -123,22 +128,25 @@ class Group {
   GroupOutput* const output_;
 
   State state_ = State::kWaiting;
-  std::map<ConnectionId, Member> members_;        // ascending = in order of arrival
-  std::vector<internal::RankPlan> plans_;         // built once: a restart or a replacement never moves a cut
+  std::map<ConnectionId, Member> members_;  // ascending = in order of arrival
+  std::vector<internal::RankPlan>
+      plans_;  // built once: a restart or a replacement never moves a cut
   bool hopeless_ = false;
   uint64_t term_ = 0;
   uint64_t epoch_ = 0;
-  bool ready_announced_ = false;                  // OnGroupReady of this epoch has been given out
+  bool ready_announced_ = false;  // OnGroupReady of this epoch has been given out
   uint32_t cache_blocks_ = 0;
-  uint64_t last_step_ = 0;                        // last submitted in this epoch
+  uint64_t last_step_ = 0;  // last submitted in this epoch
   std::deque<OutstandingPlan> outstanding_;
   absl::Time state_since_ = absl::InfinitePast();
   absl::Time last_heartbeat_ = absl::InfinitePast();
   absl::Time last_tick_ = absl::InfinitePast();
-  absl::Time not_before_ = absl::InfinitePast();  // no new attempt to form earlier: workers that fail again and again
-  uint32_t failed_attempts_ = 0;                  // in a row
-  std::string last_loss_;                         // for people
-  // A rank reported that its communicator broke: probably a symptom. The rank that caused it gets until then to show.
+  absl::Time not_before_ =
+      absl::InfinitePast();  // no new attempt to form earlier: workers that fail again and again
+  uint32_t failed_attempts_ = 0;  // in a row
+  std::string last_loss_;         // for people
+  // A rank reported that its communicator broke: probably a symptom. The rank that caused it gets
+  // until then to show.
   std::optional<absl::Time> blame_deadline_;
   ConnectionId blame_connection_ = 0;
   absl::Status blame_status_;

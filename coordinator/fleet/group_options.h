@@ -24,25 +24,29 @@ struct GroupOptions {
   std::string instance;  // random name of this coordinator process; part of communicator ids
   bool require_equal_numerics = true;
   internal::NumericsOptions numerics;
-  // KV blocks of a rank, or bytes per rank: at most what the poorest rank holds. Neither: all that it holds.
+  // KV blocks of a rank, or bytes per rank: at most what the poorest rank holds. Neither: all that
+  // it holds.
   std::optional<uint32_t> kv_blocks;
   std::optional<uint64_t> kv_bytes;
   // One positive share a rank; empty: equal shares.
   std::vector<double> shares;
   // Cuts the model. Called once, when the first group forms.
-  std::function<absl::StatusOr<std::vector<internal::RankPlan>>(const std::vector<double>& shares)> build_plans;
+  std::function<absl::StatusOr<std::vector<internal::RankPlan>>(const std::vector<double>& shares)>
+      build_plans;
 
   absl::Duration heartbeat_interval = absl::Milliseconds(250);
   absl::Duration silence_timeout = absl::Seconds(3);
   absl::Duration stall_timeout = absl::Seconds(5);
-  absl::Duration register_timeout = absl::Seconds(5);    // from connection to Register
-  absl::Duration load_timeout = absl::Seconds(60);       // without progress
+  absl::Duration register_timeout = absl::Seconds(5);  // from connection to Register
+  absl::Duration load_timeout = absl::Seconds(60);     // without progress
   absl::Duration join_timeout = absl::Seconds(30);
   absl::Duration allocate_timeout = absl::Seconds(60);
   absl::Duration quiesce_timeout = absl::Seconds(3);
-  absl::Duration blame_grace = absl::Milliseconds(300);  // between "my communicator broke" and who broke it
-  absl::Duration retry_delay = absl::Milliseconds(500);  // after a failed bring-up, doubled each time up to 16 s
-  uint32_t max_unregistered = 64;                        // connections
+  absl::Duration blame_grace =
+      absl::Milliseconds(300);  // between "my communicator broke" and who broke it
+  absl::Duration retry_delay =
+      absl::Milliseconds(500);     // after a failed bring-up, doubled each time up to 16 s
+  uint32_t max_unregistered = 64;  // connections
 };
 
 }  // namespace bitshard

@@ -21,8 +21,8 @@ constexpr absl::Duration kMaxRetryDelay = absl::Seconds(16);
 
 // "rank 1 (pid 4711 on host-a)".
 std::string Describe(const Member& member) {
-  const std::string process =
-      absl::StrCat("pid ", member.registration.pid(), " on ", absl::CHexEscape(member.registration.host()));
+  const std::string process = absl::StrCat("pid ", member.registration.pid(), " on ",
+                                           absl::CHexEscape(member.registration.host()));
   if (!member.has_rank()) return absl::StrCat("a worker without a rank (", process, ")");
   return absl::StrCat("rank ", *member.rank, " (", process, ")");
 }
@@ -50,7 +50,9 @@ std::string Short(const std::string& text) { return absl::CHexEscape(text.substr
 }  // namespace
 
 void Group::Disconnected(ConnectionId connection, absl::Time now) {
-  Lose(connection, absl::UnavailableError("connection closed: its process ended, was killed, or the network broke"),
+  Lose(connection,
+       absl::UnavailableError(
+           "connection closed: its process ended, was killed, or the network broke"),
        now);
 }
 
@@ -71,11 +73,14 @@ void Group::Lose(ConnectionId connection, const absl::Status& why, absl::Time no
   const Member member = std::move(it->second);
   members_.erase(it);
   if (member.phase == Member::Phase::kConnected) return;  // never was one of us
-  const absl::Status named = absl::UnavailableError(absl::StrCat(Describe(member), ": ", why.message()));
-  LogWarning("fleet: event=worker_lost rank={} pid={} host={} term={} epoch={} phase={} step={} op={} cause=\"{}\"",
-             member.has_rank() ? absl::StrCat(*member.rank) : "none", member.registration.pid(),
-             absl::CHexEscape(member.registration.host()), term_, epoch_, Name(member.phase), member.step, member.op,
-             std::string(why.message()));
+  const absl::Status named =
+      absl::UnavailableError(absl::StrCat(Describe(member), ": ", why.message()));
+  LogWarning(
+      "fleet: event=worker_lost rank={} pid={} host={} term={} epoch={} phase={} step={} op={} "
+      "cause=\"{}\"",
+      member.has_rank() ? absl::StrCat(*member.rank) : "none", member.registration.pid(),
+      absl::CHexEscape(member.registration.host()), term_, epoch_, Name(member.phase), member.step,
+      member.op, std::string(why.message()));
   if (!member.has_rank()) return;
   if (state_ == State::kEnding) {
     FinishEnding(now);
@@ -86,7 +91,8 @@ void Group::Lose(ConnectionId connection, const absl::Status& why, absl::Time no
 
 void Group::BackOff(absl::Time now) {
   failed_attempts_ = std::min(failed_attempts_ + 1, 16u);
-  not_before_ = now + std::min(kMaxRetryDelay, options_.retry_delay * (int64_t{1} << (failed_attempts_ - 1)));
+  not_before_ =
+      now + std::min(kMaxRetryDelay, options_.retry_delay * (int64_t{1} << (failed_attempts_ - 1)));
 }
 
 void Group::EndEpoch(const absl::Status& why, absl::Time now) {
@@ -94,8 +100,8 @@ void Group::EndEpoch(const absl::Status& why, absl::Time now) {
   last_loss_ = std::string(why.message());
   blame_deadline_.reset();
   outstanding_.clear();
-  LogWarning("fleet: event=group_lost term={} epoch={} state={} cause=\"{}\"", term_, epoch_, Name(state_),
-             std::string(why.message()));
+  LogWarning("fleet: event=group_lost term={} epoch={} state={} cause=\"{}\"", term_, epoch_,
+             Name(state_), std::string(why.message()));
   const bool had_epoch = state_ != State::kLoading;
   if (!ready_announced_) BackOff(now);
   if (std::exchange(ready_announced_, false)) {
@@ -129,12 +135,15 @@ void Group::FinishEnding(absl::Time now) {
   }
   state_ = State::kWaiting;
   state_since_ = now;
-  LogInfo("fleet: event=group_at_rest term={} epoch={} ranks_left={}", term_, epoch_, RankConnections().size());
+  LogInfo("fleet: event=group_at_rest term={} epoch={} ranks_left={}", term_, epoch_,
+          RankConnections().size());
   TryForm(now);
 }
 
 void Group::OnQuiesced(Member& member, const internal::Quiesced& quiesced, absl::Time now) {
-  if (state_ != State::kEnding || member.phase != Member::Phase::kQuiescing || quiesced.epoch() != epoch_) return;
+  if (state_ != State::kEnding || member.phase != Member::Phase::kQuiescing ||
+      quiesced.epoch() != epoch_)
+    return;
   member.phase = Member::Phase::kRegistered;
   member.phase_since = now;
   if (!quiesced.weights_intact()) member.registration.clear_plan_digest();
@@ -148,15 +157,16 @@ void Group::OnFailure(Member& member, const internal::Failure& failure, absl::Ti
   const absl::StatusCode code = CodeOf(failure.code());
   const std::string text = Short(failure.message());
   LogWarning("fleet: event=worker_failure rank={} pid={} epoch={} code={} fatal={} message=\"{}\"",
-             member.has_rank() ? absl::StrCat(*member.rank) : "none", member.registration.pid(), failure.epoch(),
-             absl::StatusCodeToString(code), failure.fatal(), text);
+             member.has_rank() ? absl::StrCat(*member.rank) : "none", member.registration.pid(),
+             failure.epoch(), absl::StatusCodeToString(code), failure.fatal(), text);
   const absl::Status status(code, text);
   if (failure.epoch() == 0 && member.phase == Member::Phase::kLoading) {
     const std::string who = Describe(member);
     Drop(connection, status, /*exit=*/IsHopeless(code), now);
     if (IsHopeless(code) && !hopeless_) {
       hopeless_ = true;
-      output_->OnHopeless(absl::Status(code, absl::StrCat(who, " cannot load its part of the model: ", text)));
+      output_->OnHopeless(
+          absl::Status(code, absl::StrCat(who, " cannot load its part of the model: ", text)));
     }
     return;
   }
@@ -164,7 +174,9 @@ void Group::OnFailure(Member& member, const internal::Failure& failure, absl::Ti
     Drop(connection, status, /*exit=*/false, now);
     return;
   }
-  if (failure.epoch() != epoch_ || state_ == State::kEnding || state_ == State::kWaiting || !member.has_rank()) return;
+  if (failure.epoch() != epoch_ || state_ == State::kEnding || state_ == State::kWaiting ||
+      !member.has_rank())
+    return;
   const absl::Status named = absl::UnavailableError(
       absl::StrCat(Describe(member), ": ", absl::StatusCodeToString(code), ": ", text));
   if (!IsSymptom(code)) {
@@ -178,7 +190,8 @@ void Group::OnFailure(Member& member, const internal::Failure& failure, absl::Ti
 }
 
 void Group::Unexpected(Member& member, const std::string& what, absl::Time now) {
-  Drop(member.connection, absl::FailedPreconditionError(absl::StrCat("protocol error: ", what)), /*exit=*/false, now);
+  Drop(member.connection, absl::FailedPreconditionError(absl::StrCat("protocol error: ", what)),
+       /*exit=*/false, now);
 }
 
 void Group::CheckSilence(absl::Time now) {
@@ -186,15 +199,20 @@ void Group::CheckSilence(absl::Time now) {
   for (const auto& [connection, member] : members_) {
     if (member.phase == Member::Phase::kConnected) {
       if (now - member.phase_since > options_.register_timeout) {
-        lost.emplace_back(connection, absl::DeadlineExceededError("connected, but did not register"));
+        lost.emplace_back(connection,
+                          absl::DeadlineExceededError("connected, but did not register"));
       }
     } else if (now - member.last_heard > options_.silence_timeout) {
-      lost.emplace_back(connection,
-                        absl::DeadlineExceededError(absl::StrCat(
-                            "silent for ", absl::FormatDuration(absl::Trunc(now - member.last_heard, absl::Milliseconds(100))),
-                            ": its process hangs or is stopped, or the network is cut")));
-    } else if (member.phase == Member::Phase::kQuiescing && now - member.phase_since > options_.quiesce_timeout) {
-      lost.emplace_back(connection, absl::DeadlineExceededError("did not come to rest after the end of the epoch"));
+      lost.emplace_back(
+          connection,
+          absl::DeadlineExceededError(absl::StrCat(
+              "silent for ",
+              absl::FormatDuration(absl::Trunc(now - member.last_heard, absl::Milliseconds(100))),
+              ": its process hangs or is stopped, or the network is cut")));
+    } else if (member.phase == Member::Phase::kQuiescing &&
+               now - member.phase_since > options_.quiesce_timeout) {
+      lost.emplace_back(connection, absl::DeadlineExceededError(
+                                        "did not come to rest after the end of the epoch"));
     }
   }
   for (const auto& [connection, why] : lost) Drop(connection, why, /*exit=*/false, now);
@@ -204,11 +222,14 @@ void Group::CheckPhaseTimeouts(absl::Time now) {
   if (state_ == State::kLoading) {
     std::optional<ConnectionId> late;
     for (const auto& [connection, member] : members_) {
-      if (member.phase == Member::Phase::kLoading && now - member.progress_at > options_.load_timeout) late = connection;
+      if (member.phase == Member::Phase::kLoading &&
+          now - member.progress_at > options_.load_timeout)
+        late = connection;
     }
     if (late) {
-      Drop(*late, absl::DeadlineExceededError(absl::StrCat("no progress in loading for ",
-                                                           absl::FormatDuration(options_.load_timeout))),
+      Drop(*late,
+           absl::DeadlineExceededError(absl::StrCat("no progress in loading for ",
+                                                    absl::FormatDuration(options_.load_timeout))),
            /*exit=*/false, now);
     }
     return;
@@ -224,8 +245,8 @@ void Group::CheckPhaseTimeouts(absl::Time now) {
     if (member.phase == late_phase) late.push_back(Describe(member));
   }
   EndEpoch(absl::DeadlineExceededError(absl::StrCat("in phase ", Name(state_), " longer than ",
-                                                    absl::FormatDuration(limit), ", missing: ",
-                                                    absl::StrJoin(late, ", "))),
+                                                    absl::FormatDuration(limit),
+                                                    ", missing: ", absl::StrJoin(late, ", "))),
            now);
 }
 
@@ -236,7 +257,9 @@ void Group::CheckStall(absl::Time now) {
     if (member.has_rank()) moved = std::max(moved, member.moved_at);
   }
   if (now - moved <= options_.stall_timeout) return;
-  const auto place = [](const Member& member) { return std::tuple(member.acked_step, member.step, member.op); };
+  const auto place = [](const Member& member) {
+    return std::tuple(member.acked_step, member.step, member.op);
+  };
   const Member* last = nullptr;
   bool all_equal = true;
   for (const auto& [connection, member] : members_) {
@@ -247,10 +270,11 @@ void Group::CheckStall(absl::Time now) {
   const std::string since = absl::FormatDuration(absl::Trunc(now - moved, absl::Milliseconds(100)));
   std::string why;
   if (all_equal && options_.world > 1) {
-    why = absl::StrCat("no rank made progress for ", since, ", all wait in step ", last->step, " op ", last->op,
-                       ": the link between them is at fault");
+    why = absl::StrCat("no rank made progress for ", since, ", all wait in step ", last->step,
+                       " op ", last->op, ": the link between them is at fault");
   } else {
-    why = absl::StrCat(Describe(*last), ": no progress for ", since, " in step ", last->step, " op ", last->op);
+    why = absl::StrCat(Describe(*last), ": no progress for ", since, " in step ", last->step,
+                       " op ", last->op);
   }
   EndEpoch(absl::UnavailableError(why), now);
 }

@@ -1,4 +1,5 @@
-// One worker process as the coordinator sees it: what it said when it registered, and how far it is.
+// One worker process as the coordinator sees it: what it said when it registered, and how far it
+// is.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct Member {
     kJoined,
     kAllocating,
     kReady,
-    kQuiescing,   // EndEpoch sent, Quiesced awaited
+    kQuiescing,  // EndEpoch sent, Quiesced awaited
   };
 
   ConnectionId connection = 0;
@@ -39,11 +40,11 @@ struct Member {
   absl::Time progress_at;       // when it last moved
   internal::Loaded loaded;
 
-  uint64_t step = 0;            // last begun, from heartbeats
+  uint64_t step = 0;  // last begun, from heartbeats
   uint64_t op = 0;
   bool busy = false;
-  uint64_t acked_step = 0;      // last finished in this epoch
-  absl::Time moved_at;          // when step, op or acked_step last changed
+  uint64_t acked_step = 0;  // last finished in this epoch
+  absl::Time moved_at;      // when step, op or acked_step last changed
 
   bool has_rank() const { return rank.has_value(); }
 };

@@ -1,4 +1,5 @@
-// How a worker is let into the group: what it must be, what it must know, and what it must have in common with the rest.
+// How a worker is let into the group: what it must be, what it must know, and what it must have in
+// common with the rest.
 
 #include <algorithm>
 #include <set>
@@ -21,15 +22,18 @@ constexpr size_t kMaxNameBytes = 256;  // of the strings that a worker says abou
 bool EqualInConstantTime(const std::string& a, const std::string& b) {
   unsigned char difference = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b.empty() ? 0 : b[i % b.size()]);
+    difference |= static_cast<unsigned char>(a[i]) ^
+                  static_cast<unsigned char>(b.empty() ? 0 : b[i % b.size()]);
   }
   return difference == 0;
 }
 
 // The name of a node's kind, as workers list them: "rms_norm".
 std::string KindOf(const internal::Node& node) {
-  const google::protobuf::OneofDescriptor* oneof = internal::Node::descriptor()->FindOneofByName("op");
-  const google::protobuf::FieldDescriptor* field = node.GetReflection()->GetOneofFieldDescriptor(node, oneof);
+  const google::protobuf::OneofDescriptor* oneof =
+      internal::Node::descriptor()->FindOneofByName("op");
+  const google::protobuf::FieldDescriptor* field =
+      node.GetReflection()->GetOneofFieldDescriptor(node, oneof);
   return field == nullptr ? "" : field->name();
 }
 
@@ -45,45 +49,52 @@ void Group::Connected(ConnectionId connection, absl::Time now) {
   member.connection = connection;
   member.phase_since = member.last_heard = member.progress_at = member.moved_at = now;
   if (unregistered >= options_.max_unregistered) {
-    Drop(connection, absl::ResourceExhaustedError("too many connections that have not registered"), /*exit=*/false,
-         now);
+    Drop(connection, absl::ResourceExhaustedError("too many connections that have not registered"),
+         /*exit=*/false, now);
   }
 }
 
 absl::Status Group::Acceptable(const internal::Register& registration) const {
   if (!EqualInConstantTime(registration.token(), options_.token)) {
-    return absl::PermissionDeniedError("wrong token; give coordinator and workers the same --token-file");
+    return absl::PermissionDeniedError(
+        "wrong token; give coordinator and workers the same --token-file");
   }
   if (registration.instance().empty() || registration.instance().size() > kMaxNameBytes ||
       registration.host().size() > kMaxNameBytes || registration.build().size() > kMaxNameBytes ||
-      registration.numerics_digest().size() > kMaxNameBytes || registration.device().size() > kMaxNameBytes ||
-      registration.isa().size() > kMaxNameBytes || registration.plan_digest().size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the registration has no instance, or a name of more than ", kMaxNameBytes, " bytes"));
+      registration.numerics_digest().size() > kMaxNameBytes ||
+      registration.device().size() > kMaxNameBytes || registration.isa().size() > kMaxNameBytes ||
+      registration.plan_digest().size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the registration has no instance, or a name of more than ", kMaxNameBytes, " bytes"));
   }
-  if (registration.protocol_min() > kFleetProtocol || registration.protocol_max() < kFleetProtocol) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("it speaks fleet protocols ", registration.protocol_min(), " to ", registration.protocol_max(),
-                     ", we speak ", kFleetProtocol, "; use binaries of one build"));
+  if (registration.protocol_min() > kFleetProtocol ||
+      registration.protocol_max() < kFleetProtocol) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "it speaks fleet protocols ", registration.protocol_min(), " to ",
+        registration.protocol_max(), ", we speak ", kFleetProtocol, "; use binaries of one build"));
   }
   if (registration.build() != options_.build) {
-    return absl::FailedPreconditionError(absl::StrCat("its build is ", Short(registration.build()), ", ours is ",
-                                                      options_.build, "; versions are never mixed inside a group"));
+    return absl::FailedPreconditionError(absl::StrCat("its build is ", Short(registration.build()),
+                                                      ", ours is ", options_.build,
+                                                      "; versions are never mixed inside a group"));
   }
   for (const auto& [connection, other] : members_) {
     if (other.phase == Member::Phase::kConnected) continue;
-    if (other.registration.instance() == registration.instance()) continue;  // its own former stream
+    if (other.registration.instance() == registration.instance())
+      continue;  // its own former stream
     if (options_.require_equal_numerics &&
         other.registration.numerics_digest() != registration.numerics_digest()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "its numerics digest is ", Short(registration.numerics_digest()), ", that of pid ",
           other.registration.pid(), " on ", Short(other.registration.host()), " is ",
-          Short(other.registration.numerics_digest()), ": the two would not compute the same bits"));
+          Short(other.registration.numerics_digest()),
+          ": the two would not compute the same bits"));
     }
     if (other.registration.host() != registration.host()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "it runs on host ", Short(registration.host()), ", others on ", Short(other.registration.host()),
-          ": only the shm collective is built, which needs all workers on one host"));
+      return absl::UnimplementedError(
+          absl::StrCat("it runs on host ", Short(registration.host()), ", others on ",
+                       Short(other.registration.host()),
+                       ": only the shm collective is built, which needs all workers on one host"));
     }
   }
   return absl::OkStatus();
@@ -102,7 +113,8 @@ void Group::Register(Member& member, const internal::Register& registration, abs
     Drop(connection, acceptable, /*exit=*/true, now);
     return;
   }
-  // A process holds one stream and dials again only when the old one has ended for it: so it has, for us too.
+  // A process holds one stream and dials again only when the old one has ended for it: so it has,
+  // for us too.
   std::vector<ConnectionId> former;
   for (const auto& [other_connection, other] : members_) {
     if (other_connection != connection && other.phase != Member::Phase::kConnected &&
@@ -114,9 +126,12 @@ void Group::Register(Member& member, const internal::Register& registration, abs
   member.registration.clear_token();
   member.phase = Member::Phase::kRegistered;
   member.phase_since = now;
-  LogInfo("fleet: event=worker_registered pid={} host={} device={} isa={} local_rank={} term={} holds_weights={}",
-          registration.pid(), Short(registration.host()), Short(registration.device()), Short(registration.isa()),
-          registration.local_rank(), registration.term(), !registration.plan_digest().empty());
+  LogInfo(
+      "fleet: event=worker_registered pid={} host={} device={} isa={} local_rank={} term={} "
+      "holds_weights={}",
+      registration.pid(), Short(registration.host()), Short(registration.device()),
+      Short(registration.isa()), registration.local_rank(), registration.term(),
+      !registration.plan_digest().empty());
   for (const ConnectionId old : former) {
     Drop(old, absl::UnavailableError("its process dialled again"), /*exit=*/false, now);
   }
@@ -131,13 +146,16 @@ bool Group::CheckOps(absl::Time now) {
   std::vector<std::pair<ConnectionId, std::string>> unfit;
   for (const auto& [connection, member] : members_) {
     if (member.phase == Member::Phase::kConnected) continue;
-    const std::set<std::string> known(member.registration.ops().begin(), member.registration.ops().end());
+    const std::set<std::string> known(member.registration.ops().begin(),
+                                      member.registration.ops().end());
     std::vector<std::string> missing;
-    std::set_difference(needed.begin(), needed.end(), known.begin(), known.end(), std::back_inserter(missing));
+    std::set_difference(needed.begin(), needed.end(), known.begin(), known.end(),
+                        std::back_inserter(missing));
     if (!missing.empty()) unfit.emplace_back(connection, absl::StrJoin(missing, ", "));
   }
   for (const auto& [connection, missing] : unfit) {
-    Drop(connection, absl::UnimplementedError(absl::StrCat("it cannot run these ops of the model: ", missing)),
+    Drop(connection,
+         absl::UnimplementedError(absl::StrCat("it cannot run these ops of the model: ", missing)),
          /*exit=*/true, now);
   }
   return unfit.empty();

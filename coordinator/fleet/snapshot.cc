@@ -11,15 +11,24 @@ namespace bitshard {
 
 const char* Name(Member::Phase phase) {
   switch (phase) {
-    case Member::Phase::kConnected: return "connected";
-    case Member::Phase::kRegistered: return "registered";
-    case Member::Phase::kLoading: return "loading";
-    case Member::Phase::kLoaded: return "loaded";
-    case Member::Phase::kJoining: return "joining";
-    case Member::Phase::kJoined: return "joined";
-    case Member::Phase::kAllocating: return "allocating";
-    case Member::Phase::kReady: return "ready";
-    case Member::Phase::kQuiescing: return "quiescing";
+    case Member::Phase::kConnected:
+      return "connected";
+    case Member::Phase::kRegistered:
+      return "registered";
+    case Member::Phase::kLoading:
+      return "loading";
+    case Member::Phase::kLoaded:
+      return "loaded";
+    case Member::Phase::kJoining:
+      return "joining";
+    case Member::Phase::kJoined:
+      return "joined";
+    case Member::Phase::kAllocating:
+      return "allocating";
+    case Member::Phase::kReady:
+      return "ready";
+    case Member::Phase::kQuiescing:
+      return "quiescing";
   }
   return "unknown";
 }
@@ -59,13 +68,19 @@ GroupSnapshot Group::Snapshot(absl::Time now) const {
     rank.kernels.assign(member.loaded.kernels().begin(), member.loaded.kernels().end());
   }
   switch (state_) {
-    case State::kReady: snapshot.state = GroupSnapshot::State::kReady; break;
-    case State::kEnding: snapshot.state = GroupSnapshot::State::kLost; break;
+    case State::kReady:
+      snapshot.state = GroupSnapshot::State::kReady;
+      break;
+    case State::kEnding:
+      snapshot.state = GroupSnapshot::State::kLost;
+      break;
     default:
-      snapshot.state = last_loss_.empty() ? GroupSnapshot::State::kForming : GroupSnapshot::State::kLost;
+      snapshot.state =
+          last_loss_.empty() ? GroupSnapshot::State::kForming : GroupSnapshot::State::kLost;
   }
   if (state_ == State::kWaiting && registered < options_.world) {
-    snapshot.detail = absl::StrCat("waits for workers: ", registered, " of ", options_.world, " registered");
+    snapshot.detail =
+        absl::StrCat("waits for workers: ", registered, " of ", options_.world, " registered");
   } else if (state_ != State::kReady) {
     snapshot.detail = absl::StrCat("phase ", Name(state_));
   }

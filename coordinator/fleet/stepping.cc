@@ -22,20 +22,24 @@ void Group::SubmitPlan(std::unique_ptr<internal::StepPlan> plan, absl::Time now)
 }
 
 void Group::OnResult(Member& member, std::unique_ptr<internal::StepResult> result, absl::Time now) {
-  if (state_ != State::kReady || result->term() != term_ || result->epoch() != epoch_) return;  // of an ended epoch
+  if (state_ != State::kReady || result->term() != term_ || result->epoch() != epoch_)
+    return;  // of an ended epoch
   if (!member.has_rank() || result->rank() != *member.rank) {
     Unexpected(member, absl::StrCat("a result in the name of rank ", result->rank()), now);
     return;
   }
   if (result->step() <= member.acked_step) return;  // a duplicate
   if (result->step() != member.acked_step + 1 || result->step() > last_step_) {
-    Unexpected(member, absl::StrCat("a result of step ", result->step(), " after that of step ", member.acked_step),
+    Unexpected(member,
+               absl::StrCat("a result of step ", result->step(), " after that of step ",
+                            member.acked_step),
                now);
     return;
   }
   member.acked_step = result->step();
   member.moved_at = now;
-  if (*member.rank == 0) outstanding_[result->step() - outstanding_.front().step].result = std::move(result);
+  if (*member.rank == 0)
+    outstanding_[result->step() - outstanding_.front().step].result = std::move(result);
   uint64_t all_acked = last_step_;
   for (const auto& [connection, other] : members_) {
     if (other.has_rank()) all_acked = std::min(all_acked, other.acked_step);
@@ -50,7 +54,8 @@ void Group::OnResult(Member& member, std::unique_ptr<internal::StepResult> resul
 
 void Group::OnHeartbeat(Member& member, const internal::Heartbeat& heartbeat, absl::Time now) {
   if (heartbeat.epoch() != epoch_) return;
-  if (heartbeat.step() != member.step || heartbeat.op() != member.op || heartbeat.busy() != member.busy) {
+  if (heartbeat.step() != member.step || heartbeat.op() != member.op ||
+      heartbeat.busy() != member.busy) {
     member.moved_at = now;
   }
   member.step = heartbeat.step();

@@ -6,11 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <grpcpp/server_builder.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/proto_buffer_reader.h>
-
-#include "absl/strings/str_cat.h"
 
 #include "proto/status_map.h"
 #include "proto/worker.grpc.pb.h"
@@ -35,7 +34,8 @@ grpc::ByteBuffer Serialize(const internal::CoordinatorMessage& message) {
 class WorkerStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                            public std::enable_shared_from_this<WorkerStream> {
  public:
-  WorkerStream(FleetTransport* transport, ConnectionId connection) : transport_(transport), connection_(connection) {}
+  WorkerStream(FleetTransport* transport, ConnectionId connection)
+      : transport_(transport), connection_(connection) {}
 
   // `self`: kept until OnDone.
   void Begin(std::shared_ptr<WorkerStream> self) {
@@ -136,7 +136,7 @@ class WorkerStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<grpc::Status> closing_ ABSL_GUARDED_BY(mu_);  // Finish with it when all is written
   bool closed_ ABSL_GUARDED_BY(mu_) = false;                  // Finish has been called
-  bool silent_ ABSL_GUARDED_BY(mu_) = false;                  // OnClosed has been given, or must not be
+  bool silent_ ABSL_GUARDED_BY(mu_) = false;  // OnClosed has been given, or must not be
 };
 
 class FleetTransport::Service final
@@ -144,7 +144,8 @@ class FleetTransport::Service final
  public:
   explicit Service(FleetTransport* transport) : transport_(transport) {}
 
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Connect(grpc::CallbackServerContext*) override {
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Connect(
+      grpc::CallbackServerContext*) override {
     std::shared_ptr<WorkerStream> stream;
     bool accepting = false;
     {
@@ -159,7 +160,8 @@ class FleetTransport::Service final
       raw->Begin(std::move(stream));
     } else {
       raw->Refuse(std::move(stream),
-                  grpc::Status(grpc::StatusCode::UNAVAILABLE, "the coordinator is starting or stopping; dial again"));
+                  grpc::Status(grpc::StatusCode::UNAVAILABLE,
+                               "the coordinator is starting or stopping; dial again"));
     }
     return raw;
   }
@@ -181,7 +183,9 @@ absl::StatusOr<std::unique_ptr<FleetTransport>> FleetTransport::Listen(
   // Reflection and the like registered for the whole program do not belong on this port.
   struct NoPlugins final : grpc::ServerBuilderOption {
     void UpdateArguments(grpc::ChannelArguments*) override {}
-    void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override { plugins->clear(); }
+    void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+      plugins->clear();
+    }
   };
   builder.SetOption(std::make_unique<NoPlugins>());
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -189,12 +193,14 @@ absl::StatusOr<std::unique_ptr<FleetTransport>> FleetTransport::Listen(
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   builder.SetMaxSendMessageSize(-1);
-  builder.AddListeningPort(absl::StrCat(host, ":", port), std::move(credentials), &transport->port_);
+  builder.AddListeningPort(absl::StrCat(host, ":", port), std::move(credentials),
+                           &transport->port_);
   builder.RegisterService(transport->service_.get());
   transport->server_ = builder.BuildAndStart();
   if (transport->server_ == nullptr || transport->port_ == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", host, ":", port,
-                                               " for workers; is the port taken? Try another --fleet-port (0 picks one)"));
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", host, ":", port,
+                     " for workers; is the port taken? Try another --fleet-port (0 picks one)"));
   }
   return transport;
 }
@@ -210,7 +216,8 @@ std::shared_ptr<WorkerStream> FleetTransport::Find(ConnectionId connection) {
   return it == streams_.end() ? nullptr : it->second;
 }
 
-void FleetTransport::Send(absl::Span<const ConnectionId> to, const internal::CoordinatorMessage& message) {
+void FleetTransport::Send(absl::Span<const ConnectionId> to,
+                          const internal::CoordinatorMessage& message) {
   const grpc::ByteBuffer bytes = Serialize(message);
   for (const ConnectionId connection : to) {
     if (const std::shared_ptr<WorkerStream> stream = Find(connection)) stream->Send(bytes);

@@ -1,8 +1,9 @@
-// The fleet port: one gRPC stream a worker, bytes to messages and back. Knows nothing of ranks and epochs.
+// The fleet port: one gRPC stream a worker, bytes to messages and back. Knows nothing of ranks and
+// epochs.
 //
-// Events come on gRPC's threads, those of one connection one at a time. Send and Close may be called from anywhere, also
-// from within an event; what is sent to a connection arrives in order. A message to several connections is serialised
-// once.
+// Events come on gRPC's threads, those of one connection one at a time. Send and Close may be
+// called from anywhere, also from within an event; what is sent to a connection arrives in order. A
+// message to several connections is serialised once.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,14 @@
 #include <memory>
 #include <string>
 
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
 
 #include "coordinator/fleet/member.h"
 #include "proto/worker.pb.h"
@@ -30,7 +30,8 @@ class TransportEvents {
   virtual ~TransportEvents() = default;
   virtual void OnOpened(ConnectionId connection) = 0;
   // An empty message when the bytes were no WorkerMessage.
-  virtual void OnMessage(ConnectionId connection, std::unique_ptr<internal::WorkerMessage> message) = 0;
+  virtual void OnMessage(ConnectionId connection,
+                         std::unique_ptr<internal::WorkerMessage> message) = 0;
   // Last event of a connection; once.
   virtual void OnClosed(ConnectionId connection) = 0;
 };
@@ -39,7 +40,8 @@ class WorkerStream;
 
 class FleetTransport {
  public:
-  // `events` outlives the transport. Connections are turned away until Accept. UNAVAILABLE when the port is taken.
+  // `events` outlives the transport. Connections are turned away until Accept. UNAVAILABLE when the
+  // port is taken.
   static absl::StatusOr<std::unique_ptr<FleetTransport>> Listen(
       const std::string& host, int port, std::shared_ptr<grpc::ServerCredentials> credentials,
       TransportEvents* events);
@@ -47,7 +49,8 @@ class FleetTransport {
 
   int port() const { return port_; }
   void Accept() ABSL_LOCKS_EXCLUDED(mu_);
-  void Send(absl::Span<const ConnectionId> to, const internal::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
+  void Send(absl::Span<const ConnectionId> to, const internal::CoordinatorMessage& message)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the stream with `why` once all that was sent before has been written.
   void Close(ConnectionId connection, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Cuts what is left after `grace`. No event after it returns.

@@ -21,23 +21,33 @@ v1::RankPhase Phase(const RankSnapshot& rank) {
   if (!rank.present) return v1::RANK_PHASE_MISSING;
   switch (rank.phase) {
     case Member::Phase::kConnected:
-    case Member::Phase::kRegistered: return v1::RANK_PHASE_REGISTERED;
-    case Member::Phase::kLoading: return v1::RANK_PHASE_LOADING;
-    case Member::Phase::kLoaded: return v1::RANK_PHASE_LOADED;
+    case Member::Phase::kRegistered:
+      return v1::RANK_PHASE_REGISTERED;
+    case Member::Phase::kLoading:
+      return v1::RANK_PHASE_LOADING;
+    case Member::Phase::kLoaded:
+      return v1::RANK_PHASE_LOADED;
     case Member::Phase::kJoining:
-    case Member::Phase::kJoined: return v1::RANK_PHASE_JOINING;
-    case Member::Phase::kAllocating: return v1::RANK_PHASE_ALLOCATING;
-    case Member::Phase::kReady: return v1::RANK_PHASE_READY;
-    case Member::Phase::kQuiescing: return v1::RANK_PHASE_QUIESCING;
+    case Member::Phase::kJoined:
+      return v1::RANK_PHASE_JOINING;
+    case Member::Phase::kAllocating:
+      return v1::RANK_PHASE_ALLOCATING;
+    case Member::Phase::kReady:
+      return v1::RANK_PHASE_READY;
+    case Member::Phase::kQuiescing:
+      return v1::RANK_PHASE_QUIESCING;
   }
   return v1::RANK_PHASE_UNSPECIFIED;
 }
 
 v1::GroupState State(GroupSnapshot::State state) {
   switch (state) {
-    case GroupSnapshot::State::kForming: return v1::GROUP_STATE_FORMING;
-    case GroupSnapshot::State::kReady: return v1::GROUP_STATE_READY;
-    case GroupSnapshot::State::kLost: return v1::GROUP_STATE_LOST;
+    case GroupSnapshot::State::kForming:
+      return v1::GROUP_STATE_FORMING;
+    case GroupSnapshot::State::kReady:
+      return v1::GROUP_STATE_READY;
+    case GroupSnapshot::State::kLost:
+      return v1::GROUP_STATE_LOST;
   }
   return v1::GROUP_STATE_UNSPECIFIED;
 }
@@ -74,7 +84,8 @@ template <typename Base> using RawGetMemoryReport = v1::Admin::WithRawCallbackMe
 template <typename Base> using RawGetLoad = v1::Admin::WithRawCallbackMethod_GetLoad<Base>;
 template <typename Base> using RawDrain = v1::Admin::WithRawCallbackMethod_Drain<Base>;
 // clang-format on
-using RawAdmin = RawGetStatus<RawWatchStatus<RawGetKernelReport<RawGetMemoryReport<RawGetLoad<RawDrain<v1::Admin::Service>>>>>>;
+using RawAdmin = RawGetStatus<RawWatchStatus<
+    RawGetKernelReport<RawGetMemoryReport<RawGetLoad<RawDrain<v1::Admin::Service>>>>>>;
 
 class AdminService final : public RawAdmin {
  public:
@@ -83,7 +94,8 @@ class AdminService final : public RawAdmin {
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
 
-  grpc::ServerUnaryReactor* GetStatus(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* GetStatus(Context* context, const Bytes* request,
+                                      Bytes* response) override {
     return AnswerUnary<v1::GetStatusRequest, v1::GetStatusResponse>(
         context, request, response, [this](const auto&, v1::GetStatusResponse* answer) {
           FillStatus(*sources_, answer->mutable_status());
@@ -95,14 +107,17 @@ class AdminService final : public RawAdmin {
     v1::WatchStatusRequest watch;
     const absl::Status status = ParseMessage(*request, &watch);
     if (!status.ok()) return new RefusedStream(EndOfCall(context, status));
-    const absl::Duration interval = watch.has_interval() ? FromProto(watch.interval()) : absl::Seconds(1);
+    const absl::Duration interval =
+        watch.has_interval() ? FromProto(watch.interval()) : absl::Seconds(1);
     if (interval < kShortestWatch) {
-      return new RefusedStream(EndOfCall(context, BadFieldError("interval", "must be at least 100 ms")));
+      return new RefusedStream(
+          EndOfCall(context, BadFieldError("interval", "must be at least 100 ms")));
     }
     return WatchStatusCall::Start(sources_, interval);
   }
 
-  grpc::ServerUnaryReactor* GetKernelReport(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* GetKernelReport(Context* context, const Bytes* request,
+                                            Bytes* response) override {
     return AnswerUnary<v1::GetKernelReportRequest, v1::GetKernelReportResponse>(
         context, request, response, [this](const auto&, v1::GetKernelReportResponse* answer) {
           for (const RankSnapshot& rank : sources_->group().ranks) {
@@ -115,16 +130,19 @@ class AdminService final : public RawAdmin {
         });
   }
 
-  grpc::ServerUnaryReactor* GetMemoryReport(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* GetMemoryReport(Context* context, const Bytes* request,
+                                            Bytes* response) override {
     return AnswerUnary<v1::GetMemoryReportRequest, v1::GetMemoryReportResponse>(
         context, request, response, [](const auto&, auto*) {
           return absl::UnimplementedError(
-              "GetMemoryReport is not built yet; built: GetStatus (weight_bytes of each rank), WatchStatus, "
+              "GetMemoryReport is not built yet; built: GetStatus (weight_bytes of each rank), "
+              "WatchStatus, "
               "GetKernelReport, GetLoad, Drain");
         });
   }
 
-  grpc::ServerUnaryReactor* GetLoad(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* GetLoad(Context* context, const Bytes* request,
+                                    Bytes* response) override {
     return AnswerUnary<v1::GetLoadRequest, v1::GetLoadResponse>(
         context, request, response, [this](const auto&, v1::GetLoadResponse* answer) {
           SetLoad(sources_->engine->Stats(), sources_->block_tokens, answer->mutable_load());
@@ -132,7 +150,8 @@ class AdminService final : public RawAdmin {
         });
   }
 
-  grpc::ServerUnaryReactor* Drain(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* Drain(Context* context, const Bytes* request,
+                                  Bytes* response) override {
     return AnswerUnary<v1::DrainRequest, v1::DrainResponse>(
         context, request, response, [this](const v1::DrainRequest& drain, auto*) {
           std::optional<absl::Duration> timeout;
@@ -161,7 +180,8 @@ void FillStatus(const AdminSources& sources, v1::ServiceStatus* out) {
   out->set_state(State(group.state));
   out->set_ready(readiness.ready);
   std::string reason = readiness.reason;
-  if (!readiness.ready && !group.detail.empty()) absl::StrAppend(&reason, reason.empty() ? "" : ": ", group.detail);
+  if (!readiness.ready && !group.detail.empty())
+    absl::StrAppend(&reason, reason.empty() ? "" : ": ", group.detail);
   if (!reason.empty()) out->set_reason(reason);
   out->set_draining(sources.readiness->draining());
   out->set_term(group.term);

@@ -5,9 +5,8 @@
 #include <memory>
 #include <string>
 
-#include <grpcpp/impl/service_type.h>
-
 #include "absl/time/time.h"
+#include <grpcpp/impl/service_type.h>
 
 #include "coordinator/engine/engine.h"
 #include "coordinator/fleet/member.h"

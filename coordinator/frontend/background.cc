@@ -26,7 +26,9 @@ void Background::Loop() {
     std::function<void()> work;
     {
       absl::MutexLock lock(&mu_);
-      const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); };
+      const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return stopping_ || !queue_.empty();
+      };
       mu_.Await(absl::Condition(&ready));
       if (queue_.empty()) return;
       work = std::move(queue_.front());

@@ -1,4 +1,5 @@
-// A thread for what is too long for gRPC's own few: tokenizing long prompts. Work is done in order; bounded.
+// A thread for what is too long for gRPC's own few: tokenizing long prompts. Work is done in order;
+// bounded.
 #pragma once
 
 #include <cstddef>

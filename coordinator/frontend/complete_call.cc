@@ -7,8 +7,10 @@
 
 namespace bitshard {
 
-grpc::ServerUnaryReactor* CompleteCall::Start(const FrontendContext* frontend, grpc::CallbackServerContext* context,
-                                              const grpc::ByteBuffer& request, grpc::ByteBuffer* response) {
+grpc::ServerUnaryReactor* CompleteCall::Start(const FrontendContext* frontend,
+                                              grpc::CallbackServerContext* context,
+                                              const grpc::ByteBuffer& request,
+                                              grpc::ByteBuffer* response) {
   auto call = std::make_shared<CompleteCall>(frontend, context, response);
   CompleteCall* raw = call.get();
   raw->self_ = std::move(call);
@@ -28,7 +30,8 @@ void CompleteCall::OnDelta(TokenDelta delta) {
     for (const int32_t token : delta.tokens) choice.add_token_ids(static_cast<uint32_t>(token));
   }
   for (size_t i = 0; i < delta.logprobs.size() && i < delta.tokens.size(); ++i) {
-    SetLogprobs(delta.tokens[i], delta.logprobs[i], *frontend_->model->tokenizer, choice.add_logprobs());
+    SetLogprobs(delta.tokens[i], delta.logprobs[i], *frontend_->model->tokenizer,
+                choice.add_logprobs());
   }
 }
 

@@ -4,11 +4,10 @@
 #include <memory>
 #include <optional>
 
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
 
 #include "coordinator/frontend/generation_call.h"
 
@@ -16,10 +15,13 @@ namespace bitshard {
 
 class CompleteCall final : public GenerationCall, public grpc::ServerUnaryReactor {
  public:
-  static grpc::ServerUnaryReactor* Start(const FrontendContext* frontend, grpc::CallbackServerContext* context,
-                                         const grpc::ByteBuffer& request, grpc::ByteBuffer* response);
+  static grpc::ServerUnaryReactor* Start(const FrontendContext* frontend,
+                                         grpc::CallbackServerContext* context,
+                                         const grpc::ByteBuffer& request,
+                                         grpc::ByteBuffer* response);
 
-  CompleteCall(const FrontendContext* frontend, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
+  CompleteCall(const FrontendContext* frontend, grpc::CallbackServerContext* context,
+               grpc::ByteBuffer* response)
       : GenerationCall(frontend, context), response_(response) {}
 
  private:

@@ -9,19 +9,22 @@ namespace bitshard {
 
 void DeltaBuffer::Push(TokenDelta delta, absl::Time now) {
   pending_bytes_ += delta.text.size() + 4 * delta.tokens.size();
-  for (const TokenLogprobs& logprobs : delta.logprobs) pending_bytes_ += 16 + 16 * logprobs.top.size();
+  for (const TokenLogprobs& logprobs : delta.logprobs)
+    pending_bytes_ += 16 + 16 * logprobs.top.size();
   if (!pending_) {
     pending_ = std::move(delta);
   } else {
-    CHECK_EQ(delta.first_index, pending_->first_index + pending_->tokens.size()) << "the engine left a gap";
+    CHECK_EQ(delta.first_index, pending_->first_index + pending_->tokens.size())
+        << "the engine left a gap";
     pending_->tokens.insert(pending_->tokens.end(), delta.tokens.begin(), delta.tokens.end());
-    pending_->logprobs.insert(pending_->logprobs.end(), std::make_move_iterator(delta.logprobs.begin()),
+    pending_->logprobs.insert(pending_->logprobs.end(),
+                              std::make_move_iterator(delta.logprobs.begin()),
                               std::make_move_iterator(delta.logprobs.end()));
     pending_->text += delta.text;
     ++coalesced_;
   }
-  if (!over_since_ &&
-      (pending_->tokens.size() > policy_.max_pending_tokens || pending_bytes_ > policy_.max_pending_bytes)) {
+  if (!over_since_ && (pending_->tokens.size() > policy_.max_pending_tokens ||
+                       pending_bytes_ > policy_.max_pending_bytes)) {
     over_since_ = now;
   }
 }

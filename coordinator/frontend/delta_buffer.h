@@ -1,7 +1,8 @@
 // Output that a client has not taken yet: merged into one piece, bounded in time.
 //
-// Owned by one stream, guarded by its lock. The engine puts in at its own pace and is never held up; what cannot be
-// written at once is coalesced. A client that leaves more than the bound unread for longer than the patience is too slow.
+// Owned by one stream, guarded by its lock. The engine puts in at its own pace and is never held
+// up; what cannot be written at once is coalesced. A client that leaves more than the bound unread
+// for longer than the patience is too slow.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,9 @@ class DeltaBuffer {
   TokenDelta Take();
   void Clear();
   // Over the bound for longer than the policy allows.
-  bool TooSlow(absl::Time now) const { return over_since_ && now - *over_since_ > policy_.patience; }
+  bool TooSlow(absl::Time now) const {
+    return over_since_ && now - *over_since_ > policy_.patience;
+  }
   // Deltas that were merged into an earlier one.
   uint64_t coalesced() const { return coalesced_; }
 

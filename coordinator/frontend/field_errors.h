@@ -22,9 +22,11 @@ class FieldErrors {
     if (errors_.size() < 16) errors_.emplace_back(std::move(field), std::move(description));
   }
   // `value` must be a number in [low, high], or in (low, high] with `open_low`.
-  void CheckRange(absl::string_view field, float value, float low, float high, bool open_low = false) {
+  void CheckRange(absl::string_view field, float value, float low, float high,
+                  bool open_low = false) {
     if (std::isfinite(value) && value <= high && (open_low ? value > low : value >= low)) return;
-    Add(std::string(field), absl::StrCat("must be in ", open_low ? "(" : "[", low, ", ", high, "], not ", value));
+    Add(std::string(field),
+        absl::StrCat("must be in ", open_low ? "(" : "[", low, ", ", high, "], not ", value));
   }
 
   bool empty() const { return errors_.empty(); }
@@ -35,7 +37,8 @@ class FieldErrors {
       absl::StrAppend(out, error.first, ": ", error.second);
     };
     absl::Status status = absl::InvalidArgumentError(absl::StrJoin(errors_, "; ", format));
-    for (const auto& [field, description] : errors_) status = WithBadField(std::move(status), field, description);
+    for (const auto& [field, description] : errors_)
+      status = WithBadField(std::move(status), field, description);
     return status;
   }
 

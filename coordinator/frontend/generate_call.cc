@@ -11,9 +11,9 @@
 
 namespace bitshard {
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateCall::Start(const FrontendContext* frontend,
-                                                                grpc::CallbackServerContext* context,
-                                                                const grpc::ByteBuffer& request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateCall::Start(
+    const FrontendContext* frontend, grpc::CallbackServerContext* context,
+    const grpc::ByteBuffer& request) {
   auto call = std::make_shared<GenerateCall>(frontend, context);
   GenerateCall* raw = call.get();
   raw->self_ = std::move(call);
@@ -79,7 +79,8 @@ bool GenerateCall::Pump(absl::Time now) {
     write_since_ = now;
     if (delta) next_index_ = delta->first_index + static_cast<uint32_t>(delta->tokens.size());
   }
-  // Nobody else writes now: the message is made without the lock, which the engine's thread wants too.
+  // Nobody else writes now: the message is made without the lock, which the engine's thread wants
+  // too.
   current_ = Message(delta ? &*delta : nullptr, end ? &*end : nullptr);
   if (end) {
     StartWriteAndFinish(&current_, grpc::WriteOptions(), grpc::Status::OK);
@@ -100,10 +101,11 @@ bool GenerateCall::LookAfterSlowReader(absl::Time now) {
   if (!buffer_.TooSlow(now) && !stuck_at_the_end) return true;
   buffer_.Clear();
   if (!end_) CancelInEngine();
-  FinishWith(WithErrorInfo(absl::ResourceExhaustedError(absl::StrCat(
-                               "the client reads too slowly: more than ", frontend_->slow_reader.max_pending_tokens,
-                               " tokens waited for ", absl::FormatDuration(patience),
-                               "; read faster, or resume from token ", next_index_)),
+  FinishWith(WithErrorInfo(absl::ResourceExhaustedError(
+                               absl::StrCat("the client reads too slowly: more than ",
+                                            frontend_->slow_reader.max_pending_tokens,
+                                            " tokens waited for ", absl::FormatDuration(patience),
+                                            "; read faster, or resume from token ", next_index_)),
                            "SLOW_READER"),
              now);
   return true;
@@ -128,7 +130,8 @@ grpc::ByteBuffer GenerateCall::Message(const TokenDelta* delta, const RequestEnd
       for (const int32_t token : delta->tokens) message.add_token_ids(static_cast<uint32_t>(token));
     }
     for (size_t i = 0; i < delta->logprobs.size() && i < delta->tokens.size(); ++i) {
-      SetLogprobs(delta->tokens[i], delta->logprobs[i], *frontend_->model->tokenizer, message.add_logprobs());
+      SetLogprobs(delta->tokens[i], delta->logprobs[i], *frontend_->model->tokenizer,
+                  message.add_logprobs());
     }
   } else {
     message.set_token_index(end != nullptr ? end->completion_tokens : 0);

@@ -1,24 +1,25 @@
 // Inference.Generate: one stream to one client.
 //
-// The engine's pieces go into a DeltaBuffer; Pump takes out all there is and writes it as one message, one write at a
-// time. A client that reads too slowly is ended with RESOURCE_EXHAUSTED, and cut off when it does not even take that.
+// The engine's pieces go into a DeltaBuffer; Pump takes out all there is and writes it as one
+// message, one write at a time. A client that reads too slowly is ended with RESOURCE_EXHAUSTED,
+// and cut off when it does not even take that.
 #pragma once
 
 #include <memory>
 #include <optional>
 
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
 
 #include "coordinator/frontend/delta_buffer.h"
 #include "coordinator/frontend/generation_call.h"
 
 namespace bitshard {
 
-class GenerateCall final : public GenerationCall, public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class GenerateCall final : public GenerationCall,
+                           public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   // Frees itself when gRPC, the engine and the writer are through with it.
   static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(const FrontendContext* frontend,
@@ -54,12 +55,12 @@ class GenerateCall final : public GenerationCall, public grpc::ServerWriteReacto
   uint32_t next_index_ ABSL_GUARDED_BY(mu_) = 0;  // tokens put into messages so far
   bool admitted_ ABSL_GUARDED_BY(mu_) = false;
   bool metadata_sent_ ABSL_GUARDED_BY(mu_) = false;
-  bool writing_ ABSL_GUARDED_BY(mu_) = false;     // a write is on its way: the right to write is taken
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;  // a write is on its way: the right to write is taken
   absl::Time write_since_ ABSL_GUARDED_BY(mu_);
   std::optional<absl::Time> finished_ ABSL_GUARDED_BY(mu_);  // Finish has been called
   bool cut_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
-  grpc::ByteBuffer current_;                      // of the write on its way
+  grpc::ByteBuffer current_;  // of the write on its way
 };
 
 }  // namespace bitshard

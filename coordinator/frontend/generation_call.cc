@@ -21,7 +21,8 @@ constexpr size_t kInlineBytes = 16 << 10;
 std::string Metadata(const grpc::CallbackServerContext& context, const char* key) {
   const auto it = context.client_metadata().find(key);
   if (it == context.client_metadata().end()) return "";
-  return absl::CHexEscape(absl::string_view(it->second.data(), std::min<size_t>(it->second.size(), 128)));
+  return absl::CHexEscape(
+      absl::string_view(it->second.data(), std::min<size_t>(it->second.size(), 128)));
 }
 
 }  // namespace
@@ -29,13 +30,13 @@ std::string Metadata(const grpc::CallbackServerContext& context, const char* key
 void GenerationCall::Begin(const grpc::ByteBuffer& bytes, const std::string& message_name) {
   received_ = absl::Now();
   const auto deadline = context_->deadline();
-  deadline_ = deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture() : absl::FromChrono(deadline);
+  deadline_ = deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
+                                                                       : absl::FromChrono(deadline);
   caller_ = CallerOf(*context_);
   trace_ = Metadata(*context_, "traceparent");
-  frontend_->metrics->Received();
   auto request = std::make_unique<v1::GenerateRequest>();
   if (!ParseMessage(bytes, request.get()).ok()) {
-    frontend_->metrics->Rejected(RejectReason::kBadRequest);
+    CountRefusal(RejectReason::kBadRequest);
     Refuse(MalformedError(message_name));
     return;
   }
@@ -47,8 +48,9 @@ void GenerationCall::Begin(const grpc::ByteBuffer& bytes, const std::string& mes
   std::shared_ptr<v1::GenerateRequest> shared = std::move(request);
   const std::shared_ptr<GenerationCall> self = shared_from_this();
   if (frontend_->background->Run([self, shared] { self->PrepareAndSubmit(*shared); })) return;
-  frontend_->metrics->Rejected(RejectReason::kQueueFull);
-  Refuse(WithRetryInfo(absl::ResourceExhaustedError("too many long prompts wait to be tokenized"), absl::Seconds(1)));
+  CountRefusal(RejectReason::kQueueFull);
+  Refuse(WithRetryInfo(absl::ResourceExhaustedError("too many long prompts wait to be tokenized"),
+                       absl::Seconds(1)));
 }
 
 void GenerationCall::PrepareAndSubmit(const v1::GenerateRequest& request) {
@@ -59,12 +61,18 @@ void GenerationCall::PrepareAndSubmit(const v1::GenerateRequest& request) {
     prepared_ = *std::move(prepared);
     status = Submit();
   } else {
-    frontend_->metrics->Rejected(RejectReason::kBadRequest);
+    CountRefusal(RejectReason::kBadRequest);
   }
   if (status.ok()) return;
-  LogInfo("request id={} event=refused code={} trace={} cause=\"{}\"", prepared_.started.request_id(),
-          absl::StatusCodeToString(status.code()), trace_, absl::CHexEscape(status.message().substr(0, 256)));
+  LogInfo("request id={} event=refused code={} trace={} cause=\"{}\"",
+          prepared_.started.request_id(), absl::StatusCodeToString(status.code()), trace_,
+          absl::CHexEscape(status.message().substr(0, 256)));
   Refuse(status);
+}
+
+void GenerationCall::CountRefusal(RejectReason reason) {
+  frontend_->metrics->Received();
+  frontend_->metrics->Rejected(reason);
 }
 
 absl::Status GenerationCall::Submit() {
@@ -89,14 +97,19 @@ void GenerationCall::CancelledByClient() {
   if (submitted_) CancelInEngine();
 }
 
-void GenerationCall::CancelInEngine() { frontend_->engine->Cancel(caller_, prepared_.engine.request_id); }
+void GenerationCall::CancelInEngine() {
+  frontend_->engine->Cancel(caller_, prepared_.engine.request_id);
+}
 
 void GenerationCall::LogEnd(const absl::Status& status, const RequestEnd& end) const {
-  LogInfo("request id={} event=end code={} prompt_tokens={} cached_tokens={} completion_tokens={} queue_ms={:.1f} "
-          "prefill_ms={:.1f} decode_ms={:.1f} trace={}",
-          prepared_.started.request_id(), absl::StatusCodeToString(status.code()), end.prompt_tokens,
-          end.cached_tokens, end.completion_tokens, absl::ToDoubleMilliseconds(end.timings.queue),
-          absl::ToDoubleMilliseconds(end.timings.prefill), absl::ToDoubleMilliseconds(end.timings.decode), trace_);
+  LogInfo(
+      "request id={} event=end code={} prompt_tokens={} cached_tokens={} completion_tokens={} "
+      "queue_ms={:.1f} "
+      "prefill_ms={:.1f} decode_ms={:.1f} trace={}",
+      prepared_.started.request_id(), absl::StatusCodeToString(status.code()), end.prompt_tokens,
+      end.cached_tokens, end.completion_tokens, absl::ToDoubleMilliseconds(end.timings.queue),
+      absl::ToDoubleMilliseconds(end.timings.prefill),
+      absl::ToDoubleMilliseconds(end.timings.decode), trace_);
 }
 
 }  // namespace bitshard

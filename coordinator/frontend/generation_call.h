@@ -1,19 +1,20 @@
-// One call that generates, whatever its shape: from bytes to an admitted request, and cancellation on the way.
+// One call that generates, whatever its shape: from bytes to an admitted request, and cancellation
+// on the way.
 //
-// Shared by gRPC (until OnDone), the engine (until OnEnd) and the writer; the last one to let go frees it.
-// Threads: Begin on gRPC's thread; what follows on it or, for long prompts, on the background thread; OnAdmitted,
-// OnDelta and OnEnd on the engine's, where they only store and wake the writer.
+// Shared by gRPC (until OnDone), the engine (until OnEnd) and the writer; the last one to let go
+// frees it. Threads: Begin on gRPC's thread; what follows on it or, for long prompts, on the
+// background thread; OnAdmitted, OnDelta and OnEnd on the engine's, where they only store and wake
+// the writer.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include <grpcpp/server_context.h>
-#include <grpcpp/support/byte_buffer.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 
 #include "coordinator/engine/engine.h"
 #include "coordinator/frontend/frontend_context.h"
@@ -23,7 +24,9 @@
 
 namespace bitshard {
 
-class GenerationCall : public RequestSink, public PumpedStream, public std::enable_shared_from_this<GenerationCall> {
+class GenerationCall : public RequestSink,
+                       public PumpedStream,
+                       public std::enable_shared_from_this<GenerationCall> {
  protected:
   GenerationCall(const FrontendContext* frontend, grpc::CallbackServerContext* context)
       : frontend_(frontend), context_(context) {}
@@ -46,6 +49,8 @@ class GenerationCall : public RequestSink, public PumpedStream, public std::enab
  private:
   void PrepareAndSubmit(const v1::GenerateRequest& request);
   absl::Status Submit();
+  // Of a request that the engine never saw; it counts the others itself.
+  void CountRefusal(RejectReason reason);
 
   absl::Time received_;
   absl::Time deadline_;

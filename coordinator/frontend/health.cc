@@ -75,18 +75,21 @@ class RefusedWatch final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 };
 
 class HealthService final
-    : public health::Health::WithRawCallbackMethod_Check<health::Health::WithRawCallbackMethod_Watch<health::Health::Service>> {
+    : public health::Health::WithRawCallbackMethod_Check<
+          health::Health::WithRawCallbackMethod_Watch<health::Health::Service>> {
  public:
   explicit HealthService(HealthState* state) : state_(state) {}
 
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer* request,
                                   grpc::ByteBuffer* response) override {
     return AnswerUnary<health::HealthCheckRequest, health::HealthCheckResponse>(
         context, request, response, [this](const auto& check, auto* answer) {
           const std::optional<bool> serving = state_->Get(check.service());
           if (!serving) {
-            return absl::NotFoundError(absl::StrCat("no service \"", absl::CHexEscape(check.service().substr(0, 64)),
-                                                    "\"; there are \"\", readiness, startup, liveness"));
+            return absl::NotFoundError(
+                absl::StrCat("no service \"", absl::CHexEscape(check.service().substr(0, 64)),
+                             "\"; there are \"\", readiness, startup, liveness"));
           }
           *answer = Response(serving);
           return absl::OkStatus();
@@ -137,6 +140,8 @@ void HealthState::Unwatch(uint64_t id) {
   watchers_.erase(id);
 }
 
-std::unique_ptr<grpc::Service> MakeHealthService(HealthState* state) { return std::make_unique<HealthService>(state); }
+std::unique_ptr<grpc::Service> MakeHealthService(HealthState* state) {
+  return std::make_unique<HealthService>(state);
+}
 
 }  // namespace bitshard

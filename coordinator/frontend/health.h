@@ -12,10 +12,9 @@
 #include <optional>
 #include <string>
 
-#include <grpcpp/impl/service_type.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include <grpcpp/impl/service_type.h>
 
 namespace bitshard {
 
@@ -30,8 +29,8 @@ class HealthState {
   // Nullopt for a service that is not known.
   std::optional<bool> Get(const std::string& service) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // `changed` is called after each change, on the thread that made it, and not again once Unwatch has returned. It must
-  // not call back into the state but through Get.
+  // `changed` is called after each change, on the thread that made it, and not again once Unwatch
+  // has returned. It must not call back into the state but through Get.
   uint64_t Watch(std::function<void()> changed) ABSL_LOCKS_EXCLUDED(watch_mu_);
   void Unwatch(uint64_t id) ABSL_LOCKS_EXCLUDED(watch_mu_);
 

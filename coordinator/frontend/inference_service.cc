@@ -17,8 +17,10 @@ namespace {
 constexpr int kMaxAborts = 1024;
 
 absl::Status NotBuilt(absl::string_view method) {
-  return absl::UnimplementedError(absl::StrCat(
-      method, " is not built yet; built: Generate, Complete, Tokenize, Detokenize, ApplyChatTemplate, ListModels, Abort"));
+  return absl::UnimplementedError(
+      absl::StrCat(method,
+                   " is not built yet; built: Generate, Complete, Tokenize, Detokenize, "
+                   "ApplyChatTemplate, ListModels, Abort"));
 }
 
 // clang-format off
@@ -45,38 +47,47 @@ class InferenceService final : public RawInference {
   grpc::ServerWriteReactor<Bytes>* Generate(Context* context, const Bytes* request) override {
     return GenerateCall::Start(frontend_, context, *request);
   }
-  grpc::ServerUnaryReactor* Complete(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* Complete(Context* context, const Bytes* request,
+                                     Bytes* response) override {
     return CompleteCall::Start(frontend_, context, *request, response);
   }
-  grpc::ServerUnaryReactor* Score(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* Score(Context* context, const Bytes* request,
+                                  Bytes* response) override {
     return AnswerUnary<v1::ScoreRequest, v1::ScoreResponse>(
         context, request, response, [](const auto&, auto*) { return NotBuilt("Score"); });
   }
-  grpc::ServerUnaryReactor* Embed(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* Embed(Context* context, const Bytes* request,
+                                  Bytes* response) override {
     return AnswerUnary<v1::EmbedRequest, v1::EmbedResponse>(
         context, request, response, [](const auto&, auto*) { return NotBuilt("Embed"); });
   }
-  grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request, Bytes* response) override {
-    return AnswerText<v1::TokenizeRequest, v1::TokenizeResponse>(context, request, response, &bitshard::Tokenize);
+  grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request,
+                                     Bytes* response) override {
+    return AnswerText<v1::TokenizeRequest, v1::TokenizeResponse>(context, request, response,
+                                                                 &bitshard::Tokenize);
   }
-  grpc::ServerUnaryReactor* Detokenize(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* Detokenize(Context* context, const Bytes* request,
+                                       Bytes* response) override {
     return AnswerText<v1::DetokenizeRequest, v1::DetokenizeResponse>(context, request, response,
                                                                      &bitshard::Detokenize);
   }
-  grpc::ServerUnaryReactor* ApplyChatTemplate(Context* context, const Bytes* request, Bytes* response) override {
-    return AnswerText<v1::ApplyChatTemplateRequest, v1::ApplyChatTemplateResponse>(context, request, response,
-                                                                                   &bitshard::ApplyChatTemplate);
+  grpc::ServerUnaryReactor* ApplyChatTemplate(Context* context, const Bytes* request,
+                                              Bytes* response) override {
+    return AnswerText<v1::ApplyChatTemplateRequest, v1::ApplyChatTemplateResponse>(
+        context, request, response, &bitshard::ApplyChatTemplate);
   }
-  grpc::ServerUnaryReactor* ListModels(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* ListModels(Context* context, const Bytes* request,
+                                       Bytes* response) override {
     return AnswerText<v1::ListModelsRequest, v1::ListModelsResponse>(context, request, response,
                                                                      &bitshard::ListModels);
   }
-  grpc::ServerUnaryReactor* Abort(Context* context, const Bytes* request, Bytes* response) override {
+  grpc::ServerUnaryReactor* Abort(Context* context, const Bytes* request,
+                                  Bytes* response) override {
     return AnswerUnary<v1::AbortRequest, v1::AbortResponse>(
         context, request, response, [&](const v1::AbortRequest& abort, auto*) {
           if (abort.request_ids_size() > kMaxAborts) {
-            return BadFieldError("request_ids",
-                                 absl::StrCat("at most ", kMaxAborts, ", not ", abort.request_ids_size()));
+            return BadFieldError("request_ids", absl::StrCat("at most ", kMaxAborts, ", not ",
+                                                             abort.request_ids_size()));
           }
           const std::string caller = CallerOf(*context);
           for (const std::string& id : abort.request_ids()) frontend_->engine->Cancel(caller, id);
@@ -85,19 +96,25 @@ class InferenceService final : public RawInference {
   }
 
  private:
-  // Long texts go to the background thread: gRPC's threads are few, and the workers' streams need them too.
+  // Long texts go to the background thread: gRPC's threads are few, and the workers' streams need
+  // them too.
   template <typename Request, typename Response, typename Method>
-  grpc::ServerUnaryReactor* AnswerText(Context* context, const Bytes* request, Bytes* response, Method method) {
+  grpc::ServerUnaryReactor* AnswerText(Context* context, const Bytes* request, Bytes* response,
+                                       Method method) {
     const ServedModel* model = frontend_->model;
-    const auto answer = [model, method](const Request& in, Response* out) { return method(*model, in, out); };
-    if (request->Length() <= kInlineBytes) return AnswerUnary<Request, Response>(context, request, response, answer);
+    const auto answer = [model, method](const Request& in, Response* out) {
+      return method(*model, in, out);
+    };
+    if (request->Length() <= kInlineBytes)
+      return AnswerUnary<Request, Response>(context, request, response, answer);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const bool queued = frontend_->background->Run([reactor, context, request, response, answer] {
       AnswerOn<Request, Response>(reactor, context, request, response, answer);
     });
     if (!queued) {
-      reactor->Finish(EndOfCall(
-          context, WithRetryInfo(absl::ResourceExhaustedError("too many long texts wait"), absl::Seconds(1))));
+      reactor->Finish(
+          EndOfCall(context, WithRetryInfo(absl::ResourceExhaustedError("too many long texts wait"),
+                                           absl::Seconds(1))));
     }
     return reactor;
   }

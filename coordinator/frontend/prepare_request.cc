@@ -39,40 +39,46 @@ void CheckSampling(const v1::Sampling& s, FieldErrors& errors) {
   errors.CheckRange("sampling.presence_penalty", s.presence_penalty(), -2, 2);
   errors.CheckRange("sampling.frequency_penalty", s.frequency_penalty(), -2, 2);
   if (s.has_repetition_penalty()) {
-    errors.CheckRange("sampling.repetition_penalty", s.repetition_penalty(), 0, 2, /*open_low=*/true);
+    errors.CheckRange("sampling.repetition_penalty", s.repetition_penalty(), 0, 2,
+                      /*open_low=*/true);
   }
   for (const auto& [token, bias] : s.logit_bias()) {
     errors.CheckRange(absl::StrCat("sampling.logit_bias[", token, "]"), bias, -100, 100);
   }
 }
 
-void CheckIds(const google::protobuf::RepeatedField<uint32_t>& ids, absl::string_view field, uint32_t vocabulary_size,
-              FieldErrors& errors) {
+void CheckIds(const google::protobuf::RepeatedField<uint32_t>& ids, absl::string_view field,
+              uint32_t vocabulary_size, FieldErrors& errors) {
   for (int i = 0; i < ids.size(); ++i) {
     if (ids[i] < vocabulary_size) continue;
-    errors.Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("must be below the vocabulary size ", vocabulary_size, ", not ", ids[i]));
+    errors.Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("must be below the vocabulary size ",
+                                                              vocabulary_size, ", not ", ids[i]));
     return;  // one is enough
   }
 }
 
 void CheckStopping(const v1::Stopping& stop, uint32_t vocabulary_size, FieldErrors& errors) {
   if (stop.strings_size() > kMaxStopStrings) {
-    errors.Add("stop.strings", absl::StrCat("at most ", kMaxStopStrings, ", not ", stop.strings_size()));
+    errors.Add("stop.strings",
+               absl::StrCat("at most ", kMaxStopStrings, ", not ", stop.strings_size()));
   }
   for (int i = 0; i < std::min(stop.strings_size(), kMaxStopStrings); ++i) {
     if (stop.strings(i).empty() || stop.strings(i).size() > kMaxStopBytes) {
-      errors.Add(absl::StrCat("stop.strings[", i, "]"),
-                 absl::StrCat("must have 1 to ", kMaxStopBytes, " bytes, not ", stop.strings(i).size()));
+      errors.Add(
+          absl::StrCat("stop.strings[", i, "]"),
+          absl::StrCat("must have 1 to ", kMaxStopBytes, " bytes, not ", stop.strings(i).size()));
     }
   }
   if (stop.token_ids_size() > kMaxStopTokens) {
-    errors.Add("stop.token_ids", absl::StrCat("at most ", kMaxStopTokens, ", not ", stop.token_ids_size()));
+    errors.Add("stop.token_ids",
+               absl::StrCat("at most ", kMaxStopTokens, ", not ", stop.token_ids_size()));
   } else {
     CheckIds(stop.token_ids(), "stop.token_ids", vocabulary_size, errors);
   }
 }
 
-void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model, FieldErrors& errors) {
+void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model,
+                 FieldErrors& errors) {
   switch (request.prompt_case()) {
     case v1::GenerateRequest::kText:
       if (request.text().size() > MaxTextBytes(model)) {
@@ -87,18 +93,21 @@ void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model, F
     case v1::GenerateRequest::kChat: {
       if (request.chat().messages().empty()) errors.Add("chat.messages", "must not be empty");
       if (request.chat().messages_size() > kMaxMessages) {
-        errors.Add("chat.messages", absl::StrCat("at most ", kMaxMessages, ", not ", request.chat().messages_size()));
+        errors.Add("chat.messages", absl::StrCat("at most ", kMaxMessages, ", not ",
+                                                 request.chat().messages_size()));
         break;
       }
       uint64_t bytes = 0;
       for (int i = 0; i < request.chat().messages_size(); ++i) {
         bytes += request.chat().messages(i).content().size();
         if (request.chat().messages(i).role().empty()) {
-          errors.Add(absl::StrCat("chat.messages[", i, "].role"), "must be set: \"system\", \"user\" or \"assistant\"");
+          errors.Add(absl::StrCat("chat.messages[", i, "].role"),
+                     "must be set: \"system\", \"user\" or \"assistant\"");
         }
       }
       if (bytes > MaxTextBytes(model)) {
-        errors.Add("chat.messages", absl::StrCat(bytes, " bytes cannot fit the context of ", model.context_tokens, " tokens"));
+        errors.Add("chat.messages", absl::StrCat(bytes, " bytes cannot fit the context of ",
+                                                 model.context_tokens, " tokens"));
       }
       break;
     }
@@ -110,25 +119,32 @@ void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model, F
 
 absl::Status CheckFields(const v1::GenerateRequest& request, const ServedModel& model) {
   FieldErrors errors;
-  if (request.has_request_id() && request.request_id().empty()) errors.Add("request_id", "must not be empty when set");
+  if (request.has_request_id() && request.request_id().empty())
+    errors.Add("request_id", "must not be empty when set");
   if (request.request_id().size() > kMaxIdBytes || !IsHeaderText(request.request_id())) {
-    errors.Add("request_id", absl::StrCat("must be at most ", kMaxIdBytes, " printable ASCII characters without blanks"));
+    errors.Add("request_id", absl::StrCat("must be at most ", kMaxIdBytes,
+                                          " printable ASCII characters without blanks"));
   }
   CheckPrompt(request, model, errors);
-  if (request.has_max_tokens() && request.max_tokens() == 0) errors.Add("max_tokens", "must be at least 1");
+  if (request.has_max_tokens() && request.max_tokens() == 0)
+    errors.Add("max_tokens", "must be at least 1");
   if (request.max_tokens() > model.context_tokens) {
-    errors.Add("max_tokens", absl::StrCat(request.max_tokens(), " exceeds the context of ", model.context_tokens, " tokens"));
+    errors.Add("max_tokens", absl::StrCat(request.max_tokens(), " exceeds the context of ",
+                                          model.context_tokens, " tokens"));
   }
   CheckSampling(request.sampling(), errors);
   CheckStopping(request.stop(), model.vocabulary_size, errors);
   if (request.output().top_logprobs() > kMaxTopLogprobs) {
-    errors.Add("output.top_logprobs", absl::StrCat("at most ", kMaxTopLogprobs, ", not ", request.output().top_logprobs()));
+    errors.Add("output.top_logprobs", absl::StrCat("at most ", kMaxTopLogprobs, ", not ",
+                                                   request.output().top_logprobs()));
   }
-  if (request.has_constraint() && request.constraint().kind_case() == v1::Constraint::KIND_NOT_SET) {
+  if (request.has_constraint() &&
+      request.constraint().kind_case() == v1::Constraint::KIND_NOT_SET) {
     errors.Add("constraint", "set one of json_schema, regex, grammar, choice");
   }
   if (request.has_choices() && request.choices() == 0) errors.Add("choices", "must be at least 1");
-  if (!v1::ServiceClass_IsValid(request.service_class())) errors.Add("service_class", "unknown value");
+  if (!v1::ServiceClass_IsValid(request.service_class()))
+    errors.Add("service_class", "unknown value");
   return errors.ToStatus();
 }
 
@@ -152,18 +168,22 @@ absl::Status CheckBuilt(const v1::GenerateRequest& request) {
   refuse(!request.media().empty(), "media");
   refuse(request.has_resume(), "resume");
   if (missing.empty()) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(
-      "not built yet: ", absl::StrJoin(missing, ", "),
-      "; built: prompts as text, tokens or chat; max_tokens; sampling by temperature, top_k, top_p, min_p, seed; stop; "
-      "output text, token_ids, logprobs, top_logprobs; priority"));
+  return absl::UnimplementedError(
+      absl::StrCat("not built yet: ", absl::StrJoin(missing, ", "),
+                   "; built: prompts as text, tokens or chat; max_tokens; sampling by temperature, "
+                   "top_k, top_p, min_p, seed; stop; "
+                   "output text, token_ids, logprobs, top_logprobs; priority"));
 }
 
 }  // namespace
 
-uint64_t MaxTextBytes(const ServedModel& model) { return uint64_t{model.context_tokens} * kMaxBytesPerToken; }
+uint64_t MaxTextBytes(const ServedModel& model) {
+  return uint64_t{model.context_tokens} * kMaxBytesPerToken;
+}
 
 absl::Status CheckModelName(const ServedModel& model, const std::string& name) {
-  if (name.empty() || std::find(model.names.begin(), model.names.end(), name) != model.names.end()) {
+  if (name.empty() ||
+      std::find(model.names.begin(), model.names.end(), name) != model.names.end()) {
     return absl::OkStatus();
   }
   return WithErrorInfo(
@@ -172,10 +192,12 @@ absl::Status CheckModelName(const ServedModel& model, const std::string& name) {
       "MODEL_NOT_FOUND");
 }
 
-absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& model, const std::string& field) {
+absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& model,
+                                       const std::string& field) {
   std::vector<std::string> missing;
   if (!chat.tools().empty()) missing.push_back(absl::StrCat(field, ".tools"));
-  if (!chat.template_variables_json().empty()) missing.push_back(absl::StrCat(field, ".template_variables_json"));
+  if (!chat.template_variables_json().empty())
+    missing.push_back(absl::StrCat(field, ".template_variables_json"));
   std::vector<ChatMessage> messages;
   messages.reserve(chat.messages_size());
   for (int i = 0; i < chat.messages_size(); ++i) {
@@ -190,27 +212,31 @@ absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& 
     messages.push_back({message.role(), message.content()});
   }
   if (!missing.empty()) {
-    return absl::UnimplementedError(absl::StrCat("not built yet: ", absl::StrJoin(missing, ", "),
-                                                 "; built: messages with role and content, add_generation_prompt"));
+    return absl::UnimplementedError(
+        absl::StrCat("not built yet: ", absl::StrJoin(missing, ", "),
+                     "; built: messages with role and content, add_generation_prompt"));
   }
   if (model.chat_template == nullptr) {
     return absl::UnimplementedError(absl::StrCat(
-        field, ": ", model.chat_refusal.ok() ? "this model has no chat template" : model.chat_refusal.message(),
+        field, ": ",
+        model.chat_refusal.ok() ? "this model has no chat template" : model.chat_refusal.message(),
         "; send text or tokens instead"));
   }
   absl::StatusOr<std::string> rendered = model.chat_template->Render(
       messages, chat.has_add_generation_prompt() ? chat.add_generation_prompt() : true);
-  if (rendered.ok() || rendered.status().code() == absl::StatusCode::kUnimplemented) return rendered;
+  if (rendered.ok() || rendered.status().code() == absl::StatusCode::kUnimplemented)
+    return rendered;
   return BadFieldError(field, rendered.status().message());
 }
 
-absl::StatusOr<std::vector<int32_t>> TokenizeChat(const std::string& rendered, const ServedModel& model) {
+absl::StatusOr<std::vector<int32_t>> TokenizeChat(const std::string& rendered,
+                                                  const ServedModel& model) {
   // The template writes the control tokens, BOS included.
   return model.tokenizer->Encode(rendered, {.add_special = false, .parse_special = true});
 }
 
-absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& request, const ServedModel& model,
-                                               uint64_t pool_tokens) {
+absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& request,
+                                               const ServedModel& model, uint64_t pool_tokens) {
   RETURN_IF_ERROR(CheckFields(request, model));
   RETURN_IF_ERROR(CheckModelName(model, request.model()));
   RETURN_IF_ERROR(CheckBuilt(request));
@@ -233,25 +259,31 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
   if (prompt_tokens == 0) return BadFieldError(prompt_field, "gives no tokens; say something");
   for (const int32_t token : out.prompt_tokens) {
     if (token >= 0 && static_cast<uint32_t>(token) < model.vocabulary_size) continue;
-    return BadFieldError(prompt_field, absl::StrCat("gives token ", token, ", but the model knows only ",
-                                                    model.vocabulary_size, ": its tokenizer does not fit its weights"));
+    return BadFieldError(
+        prompt_field,
+        absl::StrCat("gives token ", token, ", but the model knows only ", model.vocabulary_size,
+                     ": its tokenizer does not fit its weights"));
   }
   if (prompt_tokens >= model.context_tokens) {
-    return BadFieldError(prompt_field, absl::StrCat("the prompt has ", prompt_tokens, " tokens, the context holds ",
-                                                    model.context_tokens, " and must hold the output too"));
+    return BadFieldError(
+        prompt_field, absl::StrCat("the prompt has ", prompt_tokens, " tokens, the context holds ",
+                                   model.context_tokens, " and must hold the output too"));
   }
   const uint64_t left = model.context_tokens - prompt_tokens;
   if (request.max_tokens() > left) {
-    return BadFieldError("max_tokens",
-                         absl::StrCat("prompt ", prompt_tokens, " + max_tokens ", request.max_tokens(),
-                                      " exceeds the context of ", model.context_tokens, "; at most ", left));
+    return BadFieldError(
+        "max_tokens",
+        absl::StrCat("prompt ", prompt_tokens, " + max_tokens ", request.max_tokens(),
+                     " exceeds the context of ", model.context_tokens, "; at most ", left));
   }
   uint64_t by_default = left;
   if (pool_tokens > prompt_tokens) by_default = std::min(by_default, pool_tokens - prompt_tokens);
-  out.max_tokens = request.has_max_tokens() ? request.max_tokens() : static_cast<uint32_t>(by_default);
+  out.max_tokens =
+      request.has_max_tokens() ? request.max_tokens() : static_cast<uint32_t>(by_default);
 
-  out.request_id = request.has_request_id() ? request.request_id()
-                                            : absl::StrCat("req-", absl::Hex(RandomBits(), absl::kZeroPad16));
+  out.request_id = request.has_request_id()
+                       ? request.request_id()
+                       : absl::StrCat("req-", absl::Hex(RandomBits(), absl::kZeroPad16));
   const v1::Sampling& s = request.sampling();
   out.temperature = s.temperature();
   out.top_k = s.top_k();
@@ -263,11 +295,13 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
   out.stop.assign(request.stop().strings().begin(), request.stop().strings().end());
   out.stop_token_ids.assign(request.stop().token_ids().begin(), request.stop().token_ids().end());
   if (!request.stop().ignore_eos()) {
-    out.stop_token_ids.insert(out.stop_token_ids.end(), model.end_tokens.begin(), model.end_tokens.end());
+    out.stop_token_ids.insert(out.stop_token_ids.end(), model.end_tokens.begin(),
+                              model.end_tokens.end());
   }
   out.include_stop = request.stop().include_matched();
   out.ignore_eos = request.stop().ignore_eos();
-  out.skip_special_tokens = request.output().has_skip_special_tokens() ? request.output().skip_special_tokens() : true;
+  out.skip_special_tokens =
+      request.output().has_skip_special_tokens() ? request.output().skip_special_tokens() : true;
   out.priority = request.priority();
   prepared.send_text = request.output().has_text() ? request.output().text() : true;
   prepared.send_token_ids = request.output().token_ids();

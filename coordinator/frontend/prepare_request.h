@@ -1,7 +1,7 @@
 // A public request into the engine's words: every field checked, the prompt tokenized.
 //
-// Checks come in this order: fields (INVALID_ARGUMENT, all wrong ones at once), model (NOT_FOUND), what is not built
-// (UNIMPLEMENTED), the prompt and its length (INVALID_ARGUMENT).
+// Checks come in this order: fields (INVALID_ARGUMENT, all wrong ones at once), model (NOT_FOUND),
+// what is not built (UNIMPLEMENTED), the prompt and its length (INVALID_ARGUMENT).
 #pragma once
 
 #include <cstdint>
@@ -24,16 +24,19 @@ struct PreparedRequest {
   v1::Started started;  // goes into the first message
 };
 
-// `pool_tokens`: the longest prompt + output that the KV pool can hold, 0 = not known; it only bounds the default of
-// max_tokens. Times, caller and sink are the caller's business.
-absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& request, const ServedModel& model,
-                                               uint64_t pool_tokens);
+// `pool_tokens`: the longest prompt + output that the KV pool can hold, 0 = not known; it only
+// bounds the default of max_tokens. Times, caller and sink are the caller's business.
+absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& request,
+                                               const ServedModel& model, uint64_t pool_tokens);
 
 // The prompt of a conversation. `field`: where it stands in the request, for errors.
-absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& model, const std::string& field);
-absl::StatusOr<std::vector<int32_t>> TokenizeChat(const std::string& rendered, const ServedModel& model);
+absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& model,
+                                       const std::string& field);
+absl::StatusOr<std::vector<int32_t>> TokenizeChat(const std::string& rendered,
+                                                  const ServedModel& model);
 
-// Bytes of text beyond which it cannot fit the context, whatever its tokens: refused without tokenizing.
+// Bytes of text beyond which it cannot fit the context, whatever its tokens: refused without
+// tokenizing.
 uint64_t MaxTextBytes(const ServedModel& model);
 
 }  // namespace bitshard

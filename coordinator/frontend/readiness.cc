@@ -12,22 +12,31 @@ constexpr absl::Duration kPeriod = absl::Milliseconds(100);
 
 }  // namespace
 
-Readiness JudgeReadiness(const EngineStats& stats, bool draining, absl::Duration stall_timeout, absl::Time now) {
+Readiness JudgeReadiness(const EngineStats& stats, bool draining, absl::Duration stall_timeout,
+                         absl::Time now) {
   if (draining) return {false, "the service drains"};
   switch (stats.group) {
-    case EngineStats::GroupState::kForming: return {false, "the group of workers is forming"};
-    case EngineStats::GroupState::kLost: return {false, "a worker was lost"};
-    case EngineStats::GroupState::kReady: break;
+    case EngineStats::GroupState::kForming:
+      return {false, "the group of workers is forming"};
+    case EngineStats::GroupState::kLost:
+      return {false, "a worker was lost"};
+    case EngineStats::GroupState::kReady:
+      break;
   }
   if (now - stats.last_progress > stall_timeout) {
     return {false, absl::StrCat("no step has ended for ",
-                                absl::FormatDuration(absl::Trunc(now - stats.last_progress, absl::Milliseconds(100))))};
+                                absl::FormatDuration(absl::Trunc(now - stats.last_progress,
+                                                                 absl::Milliseconds(100))))};
   }
   return {true, ""};
 }
 
-ReadinessMonitor::ReadinessMonitor(const Engine* engine, HealthState* health, absl::Duration stall_timeout)
-    : engine_(engine), health_(health), stall_timeout_(stall_timeout), thread_([this] { Loop(); }) {}
+ReadinessMonitor::ReadinessMonitor(const Engine* engine, HealthState* health,
+                                   absl::Duration stall_timeout)
+    : engine_(engine),
+      health_(health),
+      stall_timeout_(stall_timeout),
+      thread_([this] { Loop(); }) {}
 
 ReadinessMonitor::~ReadinessMonitor() {
   {

@@ -19,7 +19,8 @@ struct Readiness {
   std::string reason;  // why not, for people
 };
 
-Readiness JudgeReadiness(const EngineStats& stats, bool draining, absl::Duration stall_timeout, absl::Time now);
+Readiness JudgeReadiness(const EngineStats& stats, bool draining, absl::Duration stall_timeout,
+                         absl::Time now);
 
 // Looks ten times a second and tells the health state.
 class ReadinessMonitor {

@@ -1,4 +1,5 @@
-// The model that this service answers for, as the frontend needs it. Made in main, constant from then on.
+// The model that this service answers for, as the frontend needs it. Made in main, constant from
+// then on.
 #pragma once
 
 #include <cstdint>

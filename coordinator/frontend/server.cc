@@ -4,12 +4,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
-
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "coordinator/frontend/inference_service.h"
 #include "kernels/base/status_macros.h"
@@ -20,7 +19,7 @@ namespace {
 // Prompts are text: the longest context we know, four bytes a token, with room.
 constexpr int kMaxReceiveBytes = 8 << 20;
 constexpr int kMaxMetadataBytes = 16 << 10;
-constexpr int kMaxStreams = 1000;                 // per connection
+constexpr int kMaxStreams = 1000;  // per connection
 constexpr int kKeepaliveMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kMinPingIntervalMs = 5'000;         // clients may ping every 10 s
@@ -29,22 +28,25 @@ constexpr int kConnectionGraceMs = 10 * 60'000;   // longer than any drain
 constexpr size_t kMaxMemoryBytes = 512 << 20;     // of gRPC's own buffers
 constexpr size_t kMaxLongTexts = 256;             // that wait to be tokenized
 
-// Plugins that the program registered for every server are left out; reflection is put in where it is wanted.
+// Plugins that the program registered for every server are left out; reflection is put in where it
+// is wanted.
 class Plugins final : public grpc::ServerBuilderOption {
  public:
   explicit Plugins(bool reflection) : reflection_(reflection) {}
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
     plugins->clear();
-    if (reflection_) plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+    if (reflection_)
+      plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
   }
 
  private:
   const bool reflection_;
 };
 
-absl::StatusOr<std::unique_ptr<grpc::Server>> Open(const std::string& what, const std::string& host, int port,
-                                                   bool reflection, const std::vector<grpc::Service*>& services,
+absl::StatusOr<std::unique_ptr<grpc::Server>> Open(const std::string& what, const std::string& host,
+                                                   int port, bool reflection,
+                                                   const std::vector<grpc::Service*>& services,
                                                    int* chosen) {
   grpc::ServerBuilder builder;
   builder.SetOption(std::make_unique<Plugins>(reflection));
@@ -55,25 +57,29 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Open(const std::string& what, cons
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kMinPingIntervalMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kConnectionGraceMs);
   grpc::ResourceQuota quota(what);
   quota.Resize(kMaxMemoryBytes);
   builder.SetResourceQuota(quota);
-  builder.AddListeningPort(absl::StrCat(host, ":", port), grpc::InsecureServerCredentials(), chosen);
+  builder.AddListeningPort(absl::StrCat(host, ":", port), grpc::InsecureServerCredentials(),
+                           chosen);
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || *chosen == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", host, ":", port, " (", what,
-                                               "); is the port taken? Try another one (0 picks one)"));
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", host, ":", port, " (", what,
+                     "); is the port taken? Try another one (0 picks one)"));
   }
   return server;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<FrontendServer>> FrontendServer::Start(Options options, Engine* engine,
+absl::StatusOr<std::unique_ptr<FrontendServer>> FrontendServer::Start(Options options,
+                                                                      Engine* engine,
                                                                       const ServedModel* model,
                                                                       EngineMetrics* metrics) {
   std::unique_ptr<FrontendServer> server(new FrontendServer());
@@ -102,14 +108,17 @@ absl::StatusOr<std::unique_ptr<FrontendServer>> FrontendServer::Start(Options op
   for (auto& service : server->health_services_) service = MakeHealthService(&server->health_);
 
   const Options& o = server->options_;
-  ASSIGN_OR_RETURN(server->health_server_, Open("--health-port", o.host, o.health_port, /*reflection=*/false,
-                                                {server->health_services_[0].get()}, &server->ports_.health));
-  ASSIGN_OR_RETURN(server->admin_server_,
-                   Open("--admin-port", o.admin_host, o.admin_port, /*reflection=*/true,
-                        {server->admin_.get(), server->health_services_[1].get()}, &server->ports_.admin));
+  ASSIGN_OR_RETURN(server->health_server_,
+                   Open("--health-port", o.host, o.health_port, /*reflection=*/false,
+                        {server->health_services_[0].get()}, &server->ports_.health));
+  ASSIGN_OR_RETURN(
+      server->admin_server_,
+      Open("--admin-port", o.admin_host, o.admin_port, /*reflection=*/true,
+           {server->admin_.get(), server->health_services_[1].get()}, &server->ports_.admin));
   ASSIGN_OR_RETURN(server->inference_server_,
                    Open("--port", o.host, o.port, o.reflection,
-                        {server->inference_.get(), server->health_services_[2].get()}, &server->ports_.inference));
+                        {server->inference_.get(), server->health_services_[2].get()},
+                        &server->ports_.inference));
   return server;
 }
 
@@ -117,7 +126,8 @@ FrontendServer::~FrontendServer() { Shutdown(absl::ZeroDuration()); }
 
 void FrontendServer::Shutdown(absl::Duration grace) {
   const auto deadline = absl::ToChronoTime(absl::Now() + grace);
-  for (std::unique_ptr<grpc::Server>* server : {&inference_server_, &admin_server_, &health_server_}) {
+  for (std::unique_ptr<grpc::Server>* server :
+       {&inference_server_, &admin_server_, &health_server_}) {
     if (*server == nullptr) continue;
     (*server)->Shutdown(deadline);
     (*server)->Wait();

@@ -1,4 +1,5 @@
-// The coordinator's doors: the public port, the admin port, and the plaintext health port for kubelets.
+// The coordinator's doors: the public port, the admin port, and the plaintext health port for
+// kubelets.
 //
 // Order of life: Start; Drain-time calls; Shutdown. The engine outlives it.
 #pragma once
@@ -6,11 +7,10 @@
 #include <memory>
 #include <string>
 
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server.h>
-
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
 
 #include "coordinator/frontend/admin_service.h"
 #include "coordinator/frontend/frontend_context.h"
@@ -24,13 +24,13 @@ class FrontendServer {
   struct Options {
     std::string host = "127.0.0.1";  // of the public and the health port
     std::string admin_host = "127.0.0.1";
-    int port = 0;         // 0 = pick one
+    int port = 0;  // 0 = pick one
     int admin_port = 0;
     int health_port = 0;
-    bool reflection = true;          // on the public port; the admin port always has it
+    bool reflection = true;  // on the public port; the admin port always has it
     absl::Duration stall_timeout = absl::Seconds(5);
     SlowReaderPolicy slow_reader;
-    AdminSources admin;              // engine, model, readiness and writer are filled in here
+    AdminSources admin;  // engine, model, readiness and writer are filled in here
   };
   struct Ports {
     int inference = 0, admin = 0, health = 0;
@@ -38,7 +38,8 @@ class FrontendServer {
 
   // `engine`, `model` and `metrics` outlive the server. UNAVAILABLE names the port that is taken.
   static absl::StatusOr<std::unique_ptr<FrontendServer>> Start(Options options, Engine* engine,
-                                                               const ServedModel* model, EngineMetrics* metrics);
+                                                               const ServedModel* model,
+                                                               EngineMetrics* metrics);
   ~FrontendServer();  // Shutdown(0)
 
   const Ports& ports() const { return ports_; }

@@ -33,7 +33,9 @@ void StreamWriter::Loop() {
     std::deque<std::shared_ptr<PumpedStream>> ready;
     {
       absl::MutexLock lock(&mu_);
-      const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !ready_.empty(); };
+      const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return stopping_ || !ready_.empty();
+      };
       mu_.AwaitWithDeadline(absl::Condition(&work), next_look);
       if (stopping_) return;
       ready.swap(ready_);
@@ -49,7 +51,9 @@ void StreamWriter::Loop() {
     } else if (next_look == absl::InfiniteFuture()) {
       next_look = now + kLookAgain;
     } else if (now >= next_look) {
-      std::erase_if(again_, [now](const std::shared_ptr<PumpedStream>& stream) { return !stream->Pump(now); });
+      std::erase_if(again_, [now](const std::shared_ptr<PumpedStream>& stream) {
+        return !stream->Pump(now);
+      });
       next_look = now + kLookAgain;
     }
   }

@@ -1,5 +1,5 @@
-// The thread that writes to clients, so that the engine's thread never does: it is told which stream has something to
-// say, and looks again at those that could not say it all.
+// The thread that writes to clients, so that the engine's thread never does: it is told which
+// stream has something to say, and looks again at those that could not say it all.
 #pragma once
 
 #include <deque>
@@ -16,7 +16,8 @@ namespace bitshard {
 class PumpedStream {
  public:
   virtual ~PumpedStream() = default;
-  // Writes what there is; must not block. Called on any thread, also on several at once. True: look again soon.
+  // Writes what there is; must not block. Called on any thread, also on several at once. True: look
+  // again soon.
   virtual bool Pump(absl::Time now) = 0;
 };
 
@@ -25,8 +26,8 @@ class StreamWriter {
   StreamWriter();
   ~StreamWriter();  // waits for the thread; streams that are still queued are dropped
 
-  // Any thread, also the engine's: returns at once. Streams are shared with gRPC and the engine, which let go of them at
-  // times of their own.
+  // Any thread, also the engine's: returns at once. Streams are shared with gRPC and the engine,
+  // which let go of them at times of their own.
   void Wake(std::shared_ptr<PumpedStream> stream) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

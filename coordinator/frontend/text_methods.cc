@@ -20,13 +20,16 @@ absl::Status TooLong(const std::string& field, uint64_t bytes, const ServedModel
 
 }  // namespace
 
-absl::Status Tokenize(const ServedModel& model, const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
+absl::Status Tokenize(const ServedModel& model, const v1::TokenizeRequest& request,
+                      v1::TokenizeResponse* response) {
   RETURN_IF_ERROR(CheckModelName(model, request.model()));
-  if (request.text().size() > MaxTextBytes(model)) return TooLong("text", request.text().size(), model);
+  if (request.text().size() > MaxTextBytes(model))
+    return TooLong("text", request.text().size(), model);
   EncodeOptions options;
   if (request.has_add_special()) options.add_special = request.add_special();
   options.parse_special = request.parse_special();
-  ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, model.tokenizer->Encode(request.text(), options));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                   model.tokenizer->Encode(request.text(), options));
   for (const int32_t token : tokens) {
     response->add_token_ids(static_cast<uint32_t>(token));
     if (request.token_texts()) {
@@ -45,8 +48,8 @@ absl::Status Detokenize(const ServedModel& model, const v1::DetokenizeRequest& r
   for (int i = 0; i < request.token_ids_size(); ++i) {
     if (request.token_ids(i) >= model.vocabulary_size) {
       return BadFieldError(absl::StrCat("token_ids[", i, "]"),
-                           absl::StrCat("must be below the vocabulary size ", model.vocabulary_size, ", not ",
-                                        request.token_ids(i)));
+                           absl::StrCat("must be below the vocabulary size ", model.vocabulary_size,
+                                        ", not ", request.token_ids(i)));
     }
     tokens.push_back(static_cast<int32_t>(request.token_ids(i)));
   }
@@ -54,12 +57,14 @@ absl::Status Detokenize(const ServedModel& model, const v1::DetokenizeRequest& r
   return absl::OkStatus();
 }
 
-absl::Status ApplyChatTemplate(const ServedModel& model, const v1::ApplyChatTemplateRequest& request,
+absl::Status ApplyChatTemplate(const ServedModel& model,
+                               const v1::ApplyChatTemplateRequest& request,
                                v1::ApplyChatTemplateResponse* response) {
   RETURN_IF_ERROR(CheckModelName(model, request.model()));
   if (request.chat().messages().empty()) return BadFieldError("chat.messages", "must not be empty");
   uint64_t bytes = 0;
-  for (const v1::ChatMessage& message : request.chat().messages()) bytes += message.content().size();
+  for (const v1::ChatMessage& message : request.chat().messages())
+    bytes += message.content().size();
   if (bytes > MaxTextBytes(model)) return TooLong("chat.messages", bytes, model);
   ASSIGN_OR_RETURN(*response->mutable_text(), RenderChat(request.chat(), model, "chat"));
   ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, TokenizeChat(response->text(), model));
@@ -67,7 +72,8 @@ absl::Status ApplyChatTemplate(const ServedModel& model, const v1::ApplyChatTemp
   return absl::OkStatus();
 }
 
-absl::Status ListModels(const ServedModel& model, const v1::ListModelsRequest&, v1::ListModelsResponse* response) {
+absl::Status ListModels(const ServedModel& model, const v1::ListModelsRequest&,
+                        v1::ListModelsResponse* response) {
   for (const std::string& name : model.names) {
     v1::Model& out = *response->add_models();
     out.set_name(name);

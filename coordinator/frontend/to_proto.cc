@@ -20,7 +20,8 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* out) {
   out->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
 }
 
-void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& tokenizer, v1::TokenLogprobs* out) {
+void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& tokenizer,
+                 v1::TokenLogprobs* out) {
   const auto set = [&](int32_t id, float logprob, v1::Logprob* one) {
     one->set_token_id(static_cast<uint32_t>(id));
     one->set_logprob(logprob);
@@ -33,8 +34,12 @@ void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& 
 void SetFinished(const RequestEnd& end, v1::Finished* out) {
   CHECK(end.finish_reason.has_value());
   switch (*end.finish_reason) {
-    case FinishReason::kStop: out->set_reason(v1::FINISH_REASON_STOP); break;
-    case FinishReason::kLength: out->set_reason(v1::FINISH_REASON_LENGTH); break;
+    case FinishReason::kStop:
+      out->set_reason(v1::FINISH_REASON_STOP);
+      break;
+    case FinishReason::kLength:
+      out->set_reason(v1::FINISH_REASON_LENGTH);
+      break;
   }
   if (!end.matched_stop.empty()) {
     out->set_stop(end.matched_stop);
@@ -59,7 +64,8 @@ void SetLoad(const EngineStats& stats, uint32_t block_tokens, v1::Load* out) {
   blocks.set_used(stats.blocks_used);
   blocks.set_cached(0);
   blocks.set_quarantined(stats.blocks_quarantined);
-  out->set_kv_usage(stats.blocks_total == 0 ? 0 : static_cast<double>(stats.blocks_used) / stats.blocks_total);
+  out->set_kv_usage(
+      stats.blocks_total == 0 ? 0 : static_cast<double>(stats.blocks_used) / stats.blocks_total);
   out->set_block_tokens(block_tokens);
 }
 

@@ -16,7 +16,8 @@ absl::Duration FromProto(const google::protobuf::Duration& duration);
 void SetTimestamp(absl::Time time, google::protobuf::Timestamp* out);
 
 // `token`: the one that was chosen.
-void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& tokenizer, v1::TokenLogprobs* out);
+void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& tokenizer,
+                 v1::TokenLogprobs* out);
 
 // REQUIRES: end.status is OK.
 void SetFinished(const RequestEnd& end, v1::Finished* out);

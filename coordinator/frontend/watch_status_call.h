@@ -3,12 +3,11 @@
 
 #include <memory>
 
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
 
 #include "coordinator/frontend/admin_service.h"
 #include "coordinator/frontend/stream_writer.h"
@@ -19,9 +18,11 @@ class WatchStatusCall final : public PumpedStream,
                               public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                               public std::enable_shared_from_this<WatchStatusCall> {
  public:
-  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(const AdminSources* sources, absl::Duration interval);
+  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(const AdminSources* sources,
+                                                           absl::Duration interval);
 
-  WatchStatusCall(const AdminSources* sources, absl::Duration interval) : sources_(sources), interval_(interval) {}
+  WatchStatusCall(const AdminSources* sources, absl::Duration interval)
+      : sources_(sources), interval_(interval) {}
 
  private:
   bool Pump(absl::Time now) override ABSL_LOCKS_EXCLUDED(mu_);

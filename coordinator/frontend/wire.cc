@@ -12,9 +12,9 @@ namespace bitshard {
 
 absl::Status MalformedError(const std::string& name) {
   return WithErrorInfo(
-      absl::InvalidArgumentError(absl::StrCat(
-          "the request's bytes are no valid ", name,
-          ": broken protobuf, or a string that is not UTF-8; generate your client from proto/inference.proto")),
+      absl::InvalidArgumentError(absl::StrCat("the request's bytes are no valid ", name,
+                                              ": broken protobuf, or a string that is not UTF-8; "
+                                              "generate your client from proto/inference.proto")),
       "MALFORMED_REQUEST");
 }
 

@@ -1,19 +1,19 @@
-// Bytes to messages and back, and how a call ends. Methods of ours take raw bytes because gRPC's own answer to broken
-// protobuf or UTF-8 is UNIMPLEMENTED without a word; here it is INVALID_ARGUMENT.
+// Bytes to messages and back, and how a call ends. Methods of ours take raw bytes because gRPC's
+// own answer to broken protobuf or UTF-8 is UNIMPLEMENTED without a word; here it is
+// INVALID_ARGUMENT.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/message.h"
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/server_callback.h>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "google/protobuf/message.h"
 
 #include "proto/status_map.h"
 
@@ -34,13 +34,15 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message* message) {
 
 grpc::ByteBuffer Serialize(const google::protobuf::MessageLite& message);
 
-// The status as gRPC wants it; adds the trailers that belong to it. Call at most once a call, right before its Finish.
+// The status as gRPC wants it; adds the trailers that belong to it. Call at most once a call, right
+// before its Finish.
 grpc::Status EndOfCall(grpc::CallbackServerContext* context, const absl::Status& status);
 
-// Answers on `reactor` with `method(const Request&, Response*) -> absl::Status`, at once, on the calling thread.
+// Answers on `reactor` with `method(const Request&, Response*) -> absl::Status`, at once, on the
+// calling thread.
 template <typename Request, typename Response, typename Method>
-void AnswerOn(grpc::ServerUnaryReactor* reactor, grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-              grpc::ByteBuffer* response, Method method) {
+void AnswerOn(grpc::ServerUnaryReactor* reactor, grpc::CallbackServerContext* context,
+              const grpc::ByteBuffer* request, grpc::ByteBuffer* response, Method method) {
   Request parsed;
   Response answer;
   absl::Status status = ParseMessage(*request, &parsed);
@@ -50,8 +52,9 @@ void AnswerOn(grpc::ServerUnaryReactor* reactor, grpc::CallbackServerContext* co
 }
 
 template <typename Request, typename Response, typename Method>
-grpc::ServerUnaryReactor* AnswerUnary(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                      grpc::ByteBuffer* response, Method method) {
+grpc::ServerUnaryReactor* AnswerUnary(grpc::CallbackServerContext* context,
+                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
+                                      Method method) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();  // makes a new one at each call
   AnswerOn<Request, Response>(reactor, context, request, response, method);
   return reactor;

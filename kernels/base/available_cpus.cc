@@ -1,9 +1,8 @@
 // How many CPUs this process may use: AvailableCpus and AffinityCpus of thread_pool.h.
-#include <sched.h>
-
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <sched.h>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -13,7 +12,8 @@
 namespace bitshard {
 namespace {
 
-// CPUs that a cgroup v2 file "cpu.max" grants ("max 100000" or "150000 100000"); 0 = no limit or no file.
+// CPUs that a cgroup v2 file "cpu.max" grants ("max 100000" or "150000 100000"); 0 = no limit or no
+// file.
 double QuotaV2(const std::string& path) {
   std::ifstream file(path);
   std::string quota;
@@ -52,7 +52,8 @@ double CgroupQuota() {
       path.erase(path.rfind('/'));
     }
   }
-  // Inside a container the path of /proc/self/cgroup may not exist under its own mount; the mount's root is its group.
+  // Inside a container the path of /proc/self/cgroup may not exist under its own mount; the mount's
+  // root is its group.
   take(QuotaV2("/sys/fs/cgroup/cpu.max"));
   return best;
 }

@@ -10,8 +10,9 @@ IsaReport Probe() {
 #if defined(__x86_64__)
   __builtin_cpu_init();  // its answers include what the operating system saves
   std::string missing;
-#define BITSHARD_NEED(feature) \
-  if (!__builtin_cpu_supports(feature)) missing += std::string(missing.empty() ? "" : ", ") + (feature)
+#define BITSHARD_NEED(feature)          \
+  if (!__builtin_cpu_supports(feature)) \
+  missing += std::string(missing.empty() ? "" : ", ") + (feature)
   BITSHARD_NEED("avx2");
   BITSHARD_NEED("fma");
   BITSHARD_NEED("f16c");

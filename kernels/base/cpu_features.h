@@ -17,8 +17,8 @@ inline constexpr Isa kAllIsas[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512Vnni};
 std::string_view IsaName(Isa isa);
 std::optional<Isa> ParseIsa(std::string_view name);
 
-// What the CPU and the operating system offer; `reasons` has one line for every set that was refused, e.g.
-// "avx512vnni: the CPU lacks avx512_vnni".
+// What the CPU and the operating system offer; `reasons` has one line for every set that was
+// refused, e.g. "avx512vnni: the CPU lacks avx512_vnni".
 struct IsaReport {
   Isa best = Isa::kScalar;
   std::vector<std::string> reasons;

@@ -1,5 +1,6 @@
-// 16-bit floats as bit patterns, converted without help from the compiler's or the CPU's own types, so that every build
-// gives the same bits. To-f32 conversions are exact; from-f32 rounds to nearest, ties to even; NaN stays NaN (quiet).
+// 16-bit floats as bit patterns, converted without help from the compiler's or the CPU's own types,
+// so that every build gives the same bits. To-f32 conversions are exact; from-f32 rounds to
+// nearest, ties to even; NaN stays NaN (quiet).
 #pragma once
 
 #include <bit>
@@ -20,7 +21,8 @@ inline float F16ToF32(uint16_t bits) {
   const uint32_t exponent = (bits >> 10) & 0x1fu;
   const uint32_t mantissa = bits & 0x3ffu;
   if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
   // Zero and subnormals: mantissa * 2^-24 is exact in f32.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
@@ -33,8 +35,8 @@ inline uint16_t F32ToF16(float value) {
   if (magnitude > 0x7f800000u) return sign | 0x7e00u;
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // rounds to 65536 or more
   if (magnitude < 0x38800000u) {                        // below 2^-14: subnormal or zero
-    if (magnitude < 0x33000000u) return sign;           // below 2^-25; exactly 2^-25 ties to even, zero
-    const uint32_t shift = 126u - (magnitude >> 23);    // 14..24
+    if (magnitude < 0x33000000u) return sign;  // below 2^-25; exactly 2^-25 ties to even, zero
+    const uint32_t shift = 126u - (magnitude >> 23);  // 14..24
     const uint32_t m = (magnitude & 0x7fffffu) | 0x800000u;
     const uint32_t half = 1u << (shift - 1), rest = m & ((1u << shift) - 1);
     uint32_t out = m >> shift;

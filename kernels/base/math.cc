@@ -13,10 +13,12 @@ namespace {
 using namespace math_constants;
 
 // 2^n. REQUIRES: -1022 <= n <= 1023.
-double PowerOfTwo(int64_t n) { return std::bit_cast<double>(static_cast<uint64_t>(n + 1023) << 52); }
+double PowerOfTwo(int64_t n) {
+  return std::bit_cast<double>(static_cast<uint64_t>(n + 1023) << 52);
+}
 
-// Quadrant and remainder of x / (pi/2): x = n pi/2 + r, |r| <= pi/4. The first fma is exact (both terms are multiples of
-// 2^-53 and their difference is below 1).
+// Quadrant and remainder of x / (pi/2): x = n pi/2 + r, |r| <= pi/4. The first fma is exact (both
+// terms are multiples of 2^-53 and their difference is below 1).
 struct Reduced {
   int64_t n;
   double r;
@@ -138,7 +140,8 @@ double Log(double x) {
     m *= 0.5;
     ++exponent;
   }
-  // With s = f / (2 + f): log(1 + f) = 2 atanh(s) = f - (f^2/2 - s (f^2/2 + R)), R = 2 s^2/3 + 2 s^4/5 + ...
+  // With s = f / (2 + f): log(1 + f) = 2 atanh(s) = f - (f^2/2 - s (f^2/2 + R)), R = 2 s^2/3 + 2
+  // s^4/5 + ...
   const double f = m - 1.0;
   const double s = f / (2.0 + f);
   const double z = s * s;

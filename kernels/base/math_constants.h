@@ -13,9 +13,10 @@ inline constexpr float kLn2LowF32 = 0x1.7f7d1cp-20f;
 // Below the first, exp rounds to 0; above the second, it overflows.
 inline constexpr float kExpLowest = -104.0f;
 inline constexpr float kExpHighest = 89.0f;
-// exp(r) = 1 + r + r^2 P(r) on |r| <= ln2/2, relative error 3.1e-9 (Remez, weighted by r^2 / exp(r)).
-inline constexpr float kExpPolynomial[5] = {0.499999934439f, 0.166665205736f, 0.0416683887296f, 0.00836872393598f,
-                                            0.00138145840312f};
+// exp(r) = 1 + r + r^2 P(r) on |r| <= ln2/2, relative error 3.1e-9 (Remez, weighted by r^2 /
+// exp(r)).
+inline constexpr float kExpPolynomial[5] = {0.499999934439f, 0.166665205736f, 0.0416683887296f,
+                                            0.00836872393598f, 0.00138145840312f};
 
 // 2 sqrt(2/pi) and 0.044715 times it.
 inline constexpr float kGeluLinearF32 = 1.5957691216057308f;

@@ -8,7 +8,8 @@
 namespace bitshard {
 namespace {
 
-// Some 10 to 30 us: longer than the gap between two regions of a step, shorter than a time slice matters.
+// Some 10 to 30 us: longer than the gap between two regions of a step, shorter than a time slice
+// matters.
 constexpr int kSpins = 1000;
 
 // Of the gate.
@@ -79,7 +80,8 @@ void ThreadPool::ParallelFor(int64_t chunks, Fn fn) {
   chunks_ = chunks;
   next_chunk_.store(0, std::memory_order_relaxed);
   // Publishes all of the above. Nobody is inside: the last region was left by all.
-  gate_.store((gate_.load(std::memory_order_relaxed) & ~(kOpen | kInside)) + kRegion + kOpen, std::memory_order_release);
+  gate_.store((gate_.load(std::memory_order_relaxed) & ~(kOpen | kInside)) + kRegion + kOpen,
+              std::memory_order_release);
   gate_.notify_all();
   RunChunks(0);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
@@ -90,7 +92,8 @@ void ThreadPool::ParallelFor(int64_t chunks, Fn fn) {
       continue;
     }
     const uint32_t left = left_.load(std::memory_order_acquire);
-    if ((gate_.load(std::memory_order_acquire) & kInside) != 0) left_.wait(left, std::memory_order_acquire);
+    if ((gate_.load(std::memory_order_acquire) & kInside) != 0)
+      left_.wait(left, std::memory_order_acquire);
   }
   busy_.store(false, std::memory_order_release);
 }
@@ -113,7 +116,8 @@ void ThreadPool::HelperLoop(int thread, int cpu) {
     seen = gate / kRegion;
     bool entered = false;
     while (!entered && gate / kRegion == seen && (gate & kOpen) != 0) {
-      entered = gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel, std::memory_order_acquire);
+      entered = gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel,
+                                            std::memory_order_acquire);
     }
     if (!entered) continue;
     RunChunks(thread);

@@ -1,15 +1,17 @@
-// Attention on AVX2: bf16, f16 and f32 caches, f32 sums, heads of whole runs of 16; see attention_body.inc.
-#include "kernels/registry/attention_kernel.h"
-
+// Attention on AVX2: bf16, f16 and f32 caches, f32 sums, heads of whole runs of 16; see
+// attention_body.inc.
 #include "kernels/base/math.h"
 #include "kernels/cpu/vec16_avx2.h"
+#include "kernels/registry/attention_kernel.h"
 
 namespace bitshard {
 namespace {
 
 ISA_BEGIN_AVX2
 #include "kernels/cpu/math_body.inc"
+ISA_END
 
+ISA_BEGIN_AVX2
 #include "kernels/cpu/attention_body.inc"
 ISA_END
 
@@ -29,8 +31,11 @@ std::string Refuses(const AttentionConfig& config) {
   return "heads of " + std::to_string(config.layout.head_dim) + " are no multiple of 16";
 }
 
-const RegisterKernel<AttentionKernel> kRegistered(
-    {.name = "cpu/attention_avx2", .isa = Isa::kAvx2, .cost = 50, .refuses = &Refuses, .run = &Run});
+const RegisterKernel<AttentionKernel> kRegistered({.name = "cpu/attention_avx2",
+                                                   .isa = Isa::kAvx2,
+                                                   .cost = 50,
+                                                   .refuses = &Refuses,
+                                                   .run = &Run});
 
 }  // namespace
 }  // namespace bitshard

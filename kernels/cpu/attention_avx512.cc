@@ -1,15 +1,17 @@
-// Attention on AVX-512: bf16, f16 and f32 caches, f32 sums, heads of whole runs of 16; see attention_body.inc.
-#include "kernels/registry/attention_kernel.h"
-
+// Attention on AVX-512: bf16, f16 and f32 caches, f32 sums, heads of whole runs of 16; see
+// attention_body.inc.
 #include "kernels/base/math.h"
 #include "kernels/cpu/vec16_avx512.h"
+#include "kernels/registry/attention_kernel.h"
 
 namespace bitshard {
 namespace {
 
 ISA_BEGIN_AVX512VNNI
 #include "kernels/cpu/math_body.inc"
+ISA_END
 
+ISA_BEGIN_AVX512VNNI
 #include "kernels/cpu/attention_body.inc"
 ISA_END
 
@@ -29,8 +31,11 @@ std::string Refuses(const AttentionConfig& config) {
   return "heads of " + std::to_string(config.layout.head_dim) + " are no multiple of 16";
 }
 
-const RegisterKernel<AttentionKernel> kRegistered(
-    {.name = "cpu/attention_avx512", .isa = Isa::kAvx512Vnni, .cost = 10, .refuses = &Refuses, .run = &Run});
+const RegisterKernel<AttentionKernel> kRegistered({.name = "cpu/attention_avx512",
+                                                   .isa = Isa::kAvx512Vnni,
+                                                   .cost = 10,
+                                                   .refuses = &Refuses,
+                                                   .run = &Run});
 
 }  // namespace
 }  // namespace bitshard

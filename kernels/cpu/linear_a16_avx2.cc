@@ -1,8 +1,9 @@
-// y = W x in mode a16 for 4- and 8-bit codes on AVX2: vpmaddwd on 16-bit codes and 16-bit q gives the same integers as two
-// terms of 8 bits (vpmaddubsw would saturate at 8-bit codes).
+// y = W x in mode a16 for 4- and 8-bit codes on AVX2: vpmaddwd on 16-bit codes and 16-bit q gives
+// the same integers as two terms of 8 bits (vpmaddubsw would saturate at 8-bit codes).
 //
-// A vector of 32 packed bytes holds 2 rows x 4 lanes t x 4 bytes; its even and its odd bytes become 16-bit codes by a mask
-// and a shift. The rows are taken in the order in which the transposing addition gives the order of the scale plane.
+// A vector of 32 packed bytes holds 2 rows x 4 lanes t x 4 bytes; its even and its odd bytes become
+// 16-bit codes by a mask and a shift. The rows are taken in the order in which the transposing
+// addition gives the order of the scale plane.
 #include <cstdint>
 
 #include "kernels/cpu/isa_region.h"
@@ -15,8 +16,8 @@ namespace {
 constexpr int kRowBlock = 8;
 
 struct alignas(32) Block {
-  float acc[kRowBlock][kTileRows];  // of the running segment, slot order
-  float values[kTileRows];          // row order
+  float acc[kRowBlock][kTileRows];     // of the running segment, slot order
+  float values[kTileRows];             // row order
   int64_t sums[kRowBlock][kTileRows];  // row order
   int64_t poison[kRowBlock];
 };
@@ -31,18 +32,26 @@ ISA_INLINE __m256i AddPair(__m256i dot, __m256i even, __m256i odd, __m256i q_eve
 
 // dot[0..3]: rows (a, a+1), (a+4, a+5), (a+8, a+9), (a+12, a+13) where a = 2 * half.
 template <int kBits>
-ISA_INLINE void AddRun(const uint8_t* tile, int64_t run, int half, __m256i q_even, __m256i q_odd, __m256i dot[4]) {
+ISA_INLINE void AddRun(const uint8_t* tile, int64_t run, int half, __m256i q_even, __m256i q_odd,
+                       __m256i dot[4]) {
   const __m256i byte = _mm256_set1_epi16(255);
   const uint8_t* word = tile + (run >> 2) * (128 * kBits) + (run & 3) * 128 + half * 32;
-  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(word));       // rows a, a+1
-  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(word + 64));  // rows a+4, a+5
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(word));  // rows a, a+1
+  const __m256i b =
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(word + 64));  // rows a+4, a+5
   if (kBits == 4) {
+    if (half == 0) PrefetchWeights(word);
     const __m256i nibble = _mm256_set1_epi16(15);
-    dot[0] = AddPair(dot[0], _mm256_and_si256(a, nibble), _mm256_and_si256(_mm256_srli_epi16(a, 8), nibble), q_even, q_odd);
-    dot[1] = AddPair(dot[1], _mm256_and_si256(b, nibble), _mm256_and_si256(_mm256_srli_epi16(b, 8), nibble), q_even, q_odd);
-    dot[2] = AddPair(dot[2], _mm256_and_si256(_mm256_srli_epi16(a, 4), nibble), _mm256_srli_epi16(a, 12), q_even, q_odd);
-    dot[3] = AddPair(dot[3], _mm256_and_si256(_mm256_srli_epi16(b, 4), nibble), _mm256_srli_epi16(b, 12), q_even, q_odd);
+    dot[0] = AddPair(dot[0], _mm256_and_si256(a, nibble),
+                     _mm256_and_si256(_mm256_srli_epi16(a, 8), nibble), q_even, q_odd);
+    dot[1] = AddPair(dot[1], _mm256_and_si256(b, nibble),
+                     _mm256_and_si256(_mm256_srli_epi16(b, 8), nibble), q_even, q_odd);
+    dot[2] = AddPair(dot[2], _mm256_and_si256(_mm256_srli_epi16(a, 4), nibble),
+                     _mm256_srli_epi16(a, 12), q_even, q_odd);
+    dot[3] = AddPair(dot[3], _mm256_and_si256(_mm256_srli_epi16(b, 4), nibble),
+                     _mm256_srli_epi16(b, 12), q_even, q_odd);
   } else {
+    if (half == 0) PrefetchByteTile(word);
     const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(word + 512));
     const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(word + 512 + 64));
     dot[0] = AddPair(dot[0], _mm256_and_si256(a, byte), _mm256_srli_epi16(a, 8), q_even, q_odd);
@@ -64,8 +73,8 @@ ISA_INLINE void SplitQ(const int16_t* q, __m256i* even, __m256i* odd) {
 }
 
 template <int kBits>
-ISA_INLINE void RunCell(const LinearArgs& args, const uint8_t* tile, const uint16_t* scales, const Cell& cell, int64_t row,
-                        int rows, Block& block) {
+ISA_INLINE void RunCell(const LinearArgs& args, const uint8_t* tile, const uint16_t* scales,
+                        const Cell& cell, int64_t row, int rows, Block& block) {
   const uint16_t* plane = scales + cell.group * (args.has_min ? 32 : 16);
   for (int i = 0; i < rows; ++i) {
     const int16_t* q = args.q + (row + i) * args.padded_cols;
@@ -91,15 +100,20 @@ ISA_INLINE void RunCell(const LinearArgs& args, const uint8_t* tile, const uint1
     ISA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const __m256i* d = dot[half];
-      const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(d[0], d[1]), _mm256_unpackhi_epi32(d[0], d[1]));
-      const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(d[2], d[3]), _mm256_unpackhi_epi32(d[2], d[3]));
+      const __m256i ab =
+          _mm256_add_epi32(_mm256_unpacklo_epi32(d[0], d[1]), _mm256_unpackhi_epi32(d[0], d[1]));
+      const __m256i cd =
+          _mm256_add_epi32(_mm256_unpacklo_epi32(d[2], d[3]), _mm256_unpackhi_epi32(d[2], d[3]));
       const __m256i sum = _mm256_sub_epi32(
-          _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd)), zero_part);
-      const __m256 s_w = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(plane + 8 * half)));
+          _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd)),
+          zero_part);
+      const __m256 s_w =
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(plane + 8 * half)));
       __m256 acc = _mm256_load_ps(block.acc[i] + 8 * half);
       acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(s_w, s_a_vector), acc);
       if (args.has_min) {
-        const __m256 min = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(plane + 16 + 8 * half)));
+        const __m256 min = _mm256_cvtph_ps(
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(plane + 16 + 8 * half)));
         acc = _mm256_fmadd_ps(min, min_factor, acc);
       }
       _mm256_store_ps(block.acc[i] + 8 * half, acc);
@@ -108,7 +122,8 @@ ISA_INLINE void RunCell(const LinearArgs& args, const uint8_t* tile, const uint1
 }
 
 template <int kBits>
-void RunSegment(const LinearArgs& args, int64_t tile, int64_t segment, int64_t row, int rows, Block& block) {
+void RunSegment(const LinearArgs& args, int64_t tile, int64_t segment, int64_t row, int rows,
+                Block& block) {
   const uint8_t* codes = args.codes + tile * args.tile_bytes;
   const uint16_t* scales = args.scales + tile * args.scale_stride;
   const int64_t begin = SegmentBeginRun(args, segment), end = SegmentEndRun(args, segment);
@@ -158,7 +173,8 @@ void Run(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
 
 template <int kBits>
 std::string Refuses(const LinearKey& key) {
-  if (key.weight->bits != kBits) return "codes are " + std::to_string(key.weight->bits) + " bits wide";
+  if (key.weight->bits != kBits)
+    return "codes are " + std::to_string(key.weight->bits) + " bits wide";
   return RefusesUnalignedRuns(key);
 }
 

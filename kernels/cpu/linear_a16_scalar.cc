@@ -12,7 +12,8 @@ namespace bitshard {
 namespace {
 
 // Codes of one run of 16 columns of a tile, [row][lane order].
-void UnpackRun(const LinearArgs& args, const uint8_t* tile, int64_t run, uint8_t codes[kTileRows][kLaneCols]) {
+void UnpackRun(const LinearArgs& args, const uint8_t* tile, int64_t run,
+               uint8_t codes[kTileRows][kLaneCols]) {
   const uint8_t* words = tile + run / 4 * TileBytes(args.bits);
   const int j = static_cast<int>(run % 4);
   for (int g = 0; g < 8; ++g) {
@@ -29,7 +30,8 @@ void UnpackRun(const LinearArgs& args, const uint8_t* tile, int64_t run, uint8_t
       const auto* tile_words = reinterpret_cast<const uint32_t*>(words);
       for (int r = g; r < kTileRows; r += 8) {
         for (int c = 0; c < kLaneCols; ++c) {
-          codes[r][LaneOfColumn(c)] = static_cast<uint8_t>(GetCode(tile_words, args.bits, r, 16 * j + c));
+          codes[r][LaneOfColumn(c)] =
+              static_cast<uint8_t>(GetCode(tile_words, args.bits, r, 16 * j + c));
         }
       }
     }
@@ -72,7 +74,8 @@ void RunTile(const LinearArgs& args, int64_t tile, int64_t row) {
         const int slot = ScaleSlotOfRow(r);
         const float value = static_cast<float>(dot[r] - args.zero_point * q_sum);
         acc[r] = std::fma(value, F16ToF32(group_scales[slot]) * s_a, acc[r]);
-        if (args.has_min) acc[r] = std::fma(F16ToF32(group_scales[kTileRows + slot]), min_factor, acc[r]);
+        if (args.has_min)
+          acc[r] = std::fma(F16ToF32(group_scales[kTileRows + slot]), min_factor, acc[r]);
       }
     }
     if (args.sums != nullptr) poison += AddSegmentScalar(acc, rows, args.limit, sums);

@@ -8,14 +8,15 @@
 namespace bitshard {
 
 struct Cell {
-  int64_t run = 0;   // first run: column 16 * run
-  int runs = 0;      // 1..4
+  int64_t run = 0;        // first run: column 16 * run
+  int runs = 0;           // 1..4
   int64_t group = 0;      // of the weight
   int64_t act_group = 0;  // of the row
 };
 
 // The cell that begins at `run`, inside the segment [begin_run, end_run).
-inline Cell CellAt(const LinearArgs& args, int64_t segment, int64_t begin_run, int64_t end_run, int64_t run) {
+inline Cell CellAt(const LinearArgs& args, int64_t segment, int64_t begin_run, int64_t end_run,
+                   int64_t run) {
   const int64_t group_runs = args.group_size / kLaneCols;
   const int64_t offset_runs = args.first_group_offset / kLaneCols;
   constexpr int64_t kActRuns = kActivationGroup / kLaneCols;

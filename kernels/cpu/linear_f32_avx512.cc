@@ -1,8 +1,10 @@
-// y = W x in mode f32 on AVX-512: dense f32, f16, bf16 and 4- and 8-bit codes. The 16 virtual lanes of an output are one
-// vector, columns in lane order; the tree is four shuffles in the order (l+8, l+4, l+2, l+1).
+// y = W x in mode f32 on AVX-512: dense f32, f16, bf16 and 4- and 8-bit codes. The 16 virtual lanes
+// of an output are one vector, columns in lane order; the tree is four shuffles in the order (l+8,
+// l+4, l+2, l+1).
 //
-// One row of x: 16 accumulators, values decoded on the fly. More rows: values of some runs are decoded into a buffer in L1
-// and reused by 4 rows of x at a time. Both do the same operations on every lane.
+// One row of x: 16 accumulators, values decoded on the fly. More rows: values of some runs are
+// decoded into a buffer in L1 and reused by 4 rows of x at a time. Both do the same operations on
+// every lane.
 #include <cstdint>
 
 #include "kernels/cpu/isa_region.h"
@@ -37,15 +39,19 @@ ISA_BEGIN_AVX512VNNI
 
 ISA_INLINE void LoadGroup(const LinearArgs& args, int64_t group, TileView& view, Block& block) {
   const uint16_t* plane = view.scales + group * (args.has_min ? 32 : 16);
-  _mm512_store_ps(block.scale, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(plane))));
+  _mm512_store_ps(block.scale,
+                  _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(plane))));
   if (args.has_min) {
-    _mm512_store_ps(block.min, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(plane + 16))));
+    _mm512_store_ps(
+        block.min,
+        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(plane + 16))));
   }
   view.group = group;
 }
 
 ISA_INLINE __m512 Dequantize(const LinearArgs& args, __m128i codes, int row, const Block& block) {
-  const __m512i centred = _mm512_sub_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(args.zero_point));
+  const __m512i centred =
+      _mm512_sub_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(args.zero_point));
   const int slot = 4 * (row & 3) + (row >> 2);
   const __m512 scale = _mm512_set1_ps(block.scale[slot]);
   if (!args.has_min) return _mm512_mul_ps(_mm512_cvtepi32_ps(centred), scale);
@@ -54,7 +60,8 @@ ISA_INLINE __m512 Dequantize(const LinearArgs& args, __m128i codes, int row, con
 
 // The 16 rows of one run of 16 columns.
 template <Kind kKind>
-ISA_INLINE void DecodeRun(const LinearArgs& args, TileView& view, int64_t run, Block& block, __m512 w[kTileRows]) {
+ISA_INLINE void DecodeRun(const LinearArgs& args, TileView& view, int64_t run, Block& block,
+                          __m512 w[kTileRows]) {
   if (kKind == Kind::kW4 || kKind == Kind::kW8) {
     const int64_t group = (run * 16 + args.first_group_offset) / args.group_size;
     if (group != view.group) LoadGroup(args, group, view, block);
@@ -70,6 +77,7 @@ ISA_INLINE void DecodeRun(const LinearArgs& args, TileView& view, int64_t run, B
     }
   } else if (kKind == Kind::kW8) {
     const uint8_t* word = view.codes + (run >> 2) * 1024 + (run & 3) * 128;
+    PrefetchByteTile(word);
     ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) {
       const uint8_t* bytes = word + (r >> 3) * 512 + (r & 7) * 16;
@@ -84,8 +92,9 @@ ISA_INLINE void DecodeRun(const LinearArgs& args, TileView& view, int64_t run, B
     ISA_UNROLL
     for (int r = 0; r < kTileRows; ++r) {
       const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + 16 * r));
-      w[r] = kKind == Kind::kF16 ? _mm512_cvtph_ps(bits)
-                                 : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+      w[r] = kKind == Kind::kF16
+                 ? _mm512_cvtph_ps(bits)
+                 : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
     }
   }
 }
@@ -100,8 +109,8 @@ ISA_INLINE float SumLanes(__m512 v) {
 }
 
 template <Kind kKind>
-ISA_INLINE void SegmentOfOneRow(const LinearArgs& args, TileView& view, int64_t begin, int64_t end, const float* x,
-                                Block& block) {
+ISA_INLINE void SegmentOfOneRow(const LinearArgs& args, TileView& view, int64_t begin, int64_t end,
+                                const float* x, Block& block) {
   __m512 acc[kTileRows];
   ISA_UNROLL
   for (int r = 0; r < kTileRows; ++r) acc[r] = _mm512_setzero_ps();
@@ -147,7 +156,8 @@ ISA_INLINE void AddBuffer(const float* x, int64_t stride, int runs, Block& block
 }
 
 template <Kind kKind>
-void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t end, int64_t row, int rows, Block& block) {
+void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t end, int64_t row,
+                int rows, Block& block) {
   const float* x = args.x + row * args.padded_cols;
   if (rows == 1) {
     SegmentOfOneRow<kKind>(args, view, begin, end, x, block);
@@ -179,7 +189,8 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
   }
   for (int i = 0; i < rows; ++i) {
     ISA_UNROLL
-    for (int r = 0; r < kTileRows; ++r) block.values[i][r] = SumLanes(_mm512_load_ps(block.acc[i][r]));
+    for (int r = 0; r < kTileRows; ++r)
+      block.values[i][r] = SumLanes(_mm512_load_ps(block.acc[i][r]));
   }
 }
 
@@ -198,10 +209,12 @@ void Run(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
         for (int r = 0; r < kTileRows; ++r) block.sums[i][r] = 0, block.values[i][r] = 0;
       }
       for (int64_t segment = 0; segment < args.segments; ++segment) {
-        RunSegment<kKind>(args, view, SegmentBeginRun(args, segment), SegmentEndRun(args, segment), row, rows, block);
+        RunSegment<kKind>(args, view, SegmentBeginRun(args, segment), SegmentEndRun(args, segment),
+                          row, rows, block);
         if (args.sums == nullptr) continue;  // one segment
         for (int i = 0; i < rows; ++i) {
-          block.poison[i] += AddSegmentScalar(block.values[i], tile_rows, args.limit, block.sums[i]);
+          block.poison[i] +=
+              AddSegmentScalar(block.values[i], tile_rows, args.limit, block.sums[i]);
         }
       }
       for (int i = 0; i < rows; ++i) {
@@ -231,17 +244,27 @@ std::string RefusesInt(const LinearKey& key) {
 
 constexpr LinearKernel Kernel(const char* name, std::string (*refuses)(const LinearKey&),
                               void (*run)(const LinearArgs&, int64_t, int64_t)) {
-  return {.name = name, .isa = Isa::kAvx512Vnni, .cost = 100, .form = kFormF32, .refuses = refuses, .run = run};
+  return {.name = name,
+          .isa = Isa::kAvx512Vnni,
+          .cost = 100,
+          .form = kFormF32,
+          .refuses = refuses,
+          .run = run};
 }
 
-const RegisterKernel<LinearKernel> kF32(Kernel("cpu/linear_f32_f32_avx512", &RefusesType<PackedSpec::Type::kF32>,
+const RegisterKernel<LinearKernel> kF32(Kernel("cpu/linear_f32_f32_avx512",
+                                               &RefusesType<PackedSpec::Type::kF32>,
                                                &Run<Kind::kF32>));
-const RegisterKernel<LinearKernel> kF16(Kernel("cpu/linear_f16_f32_avx512", &RefusesType<PackedSpec::Type::kF16>,
+const RegisterKernel<LinearKernel> kF16(Kernel("cpu/linear_f16_f32_avx512",
+                                               &RefusesType<PackedSpec::Type::kF16>,
                                                &Run<Kind::kF16>));
-const RegisterKernel<LinearKernel> kBf16(Kernel("cpu/linear_bf16_f32_avx512", &RefusesType<PackedSpec::Type::kBf16>,
+const RegisterKernel<LinearKernel> kBf16(Kernel("cpu/linear_bf16_f32_avx512",
+                                                &RefusesType<PackedSpec::Type::kBf16>,
                                                 &Run<Kind::kBf16>));
-const RegisterKernel<LinearKernel> kW4(Kernel("cpu/linear_w4_f32_avx512", &RefusesInt<4>, &Run<Kind::kW4>));
-const RegisterKernel<LinearKernel> kW8(Kernel("cpu/linear_w8_f32_avx512", &RefusesInt<8>, &Run<Kind::kW8>));
+const RegisterKernel<LinearKernel> kW4(Kernel("cpu/linear_w4_f32_avx512", &RefusesInt<4>,
+                                              &Run<Kind::kW4>));
+const RegisterKernel<LinearKernel> kW8(Kernel("cpu/linear_w8_f32_avx512", &RefusesInt<8>,
+                                              &Run<Kind::kW8>));
 
 }  // namespace
 }  // namespace bitshard

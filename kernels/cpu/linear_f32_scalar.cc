@@ -1,5 +1,5 @@
-// y = W x in mode f32 on plain floats, any weight type, whole runs of 16 columns. Order: kernels/registry/linear.h; the
-// 16 virtual lanes are those of the columns in lane order.
+// y = W x in mode f32 on plain floats, any weight type, whole runs of 16 columns. Order:
+// kernels/registry/linear.h; the 16 virtual lanes are those of the columns in lane order.
 #include <cmath>
 #include <cstring>
 
@@ -20,10 +20,12 @@ void DecodeRun(const LinearArgs& args, int64_t tile, int r, int64_t run, float w
       std::memcpy(w, codes + 4 * dense, kLaneCols * sizeof(float));
       return;
     case PackedSpec::Type::kF16:
-      for (int i = 0; i < kLaneCols; ++i) w[i] = F16ToF32(reinterpret_cast<const uint16_t*>(codes)[dense + i]);
+      for (int i = 0; i < kLaneCols; ++i)
+        w[i] = F16ToF32(reinterpret_cast<const uint16_t*>(codes)[dense + i]);
       return;
     case PackedSpec::Type::kBf16:
-      for (int i = 0; i < kLaneCols; ++i) w[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(codes)[dense + i]);
+      for (int i = 0; i < kLaneCols; ++i)
+        w[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(codes)[dense + i]);
       return;
     case PackedSpec::Type::kInt:
       break;
@@ -35,7 +37,8 @@ void DecodeRun(const LinearArgs& args, int64_t tile, int r, int64_t run, float w
   const float scale = F16ToF32(scales[ScaleSlotOfRow(r)]);
   const float min = args.has_min ? F16ToF32(scales[kTileRows + ScaleSlotOfRow(r)]) : 0.0f;
   for (int c = 0; c < kLaneCols; ++c) {
-    const int code = static_cast<int>(GetCode(words, args.bits, r, static_cast<int>(run % 4) * kLaneCols + c));
+    const int code =
+        static_cast<int>(GetCode(words, args.bits, r, static_cast<int>(run % 4) * kLaneCols + c));
     const float centred = static_cast<float>(code - args.zero_point);
     w[LaneOfColumn(c)] = args.has_min ? std::fma(centred, scale, min) : centred * scale;
   }
@@ -73,7 +76,8 @@ void RunTile(const LinearArgs& args, int64_t tile, int64_t row_begin, int rows) 
       for (int i = 0; i < rows; ++i) values[i][r] = SumLanes(lanes[i]);
     }
     if (args.sums == nullptr) continue;  // one segment
-    for (int i = 0; i < rows; ++i) poison[i] += AddSegmentScalar(values[i], tile_rows, args.limit, sums[i]);
+    for (int i = 0; i < rows; ++i)
+      poison[i] += AddSegmentScalar(values[i], tile_rows, args.limit, sums[i]);
   }
   for (int i = 0; i < rows; ++i) {
     if (args.sums != nullptr) {
@@ -90,7 +94,8 @@ void RunTile(const LinearArgs& args, int64_t tile, int64_t row_begin, int rows) 
 void Run(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     for (int64_t row = 0; row < args.m; row += kRowBlock) {
-      RunTile(args, tile, row, static_cast<int>(args.m - row < kRowBlock ? args.m - row : kRowBlock));
+      RunTile(args, tile, row,
+              static_cast<int>(args.m - row < kRowBlock ? args.m - row : kRowBlock));
     }
   }
 }

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-
-#include "kernels/registry/reduction.h"
+#include <emmintrin.h>
 
 namespace bitshard {
 
@@ -12,11 +11,14 @@ int RowsOfTile(const LinearArgs& args, int64_t tile) {
   return static_cast<int>(std::min<int64_t>(kTileRows, args.n - tile * kTileRows));
 }
 
-int AddSegmentScalar(const float values[kTileRows], int rows, float limit, int64_t sums[kTileRows]) {
+int AddSegmentScalar(const float values[kTileRows], int rows, float limit,
+                     int64_t sums[kTileRows]) {
   int poison = 0;
   for (int r = 0; r < rows; ++r) {
     if (std::fabs(values[r]) < limit) {  // false for NaN
-      sums[r] = static_cast<int64_t>(static_cast<uint64_t>(sums[r]) + static_cast<uint64_t>(F32ToFixed(values[r])));
+      // F32ToFixed in one instruction of plain x86-64, under the same rounding mode.
+      const int64_t fixed = _mm_cvtsd_si64(_mm_set_sd(static_cast<double>(values[r]) * 0x1p32));
+      sums[r] = static_cast<int64_t>(static_cast<uint64_t>(sums[r]) + static_cast<uint64_t>(fixed));
     } else {
       ++poison;
     }
@@ -28,9 +30,11 @@ void StoreValues(const LinearArgs& args, int64_t tile, int64_t row, const float 
   std::copy(values, values + RowsOfTile(args, tile), args.y + row * args.stride + tile * kTileRows);
 }
 
-void StoreSums(const LinearArgs& args, int64_t tile, int64_t row, const int64_t sums[kTileRows], int64_t poison) {
+void StoreSums(const LinearArgs& args, int64_t tile, int64_t row, const int64_t sums[kTileRows],
+               int64_t poison) {
   std::copy(sums, sums + RowsOfTile(args, tile), args.sums + row * args.stride + tile * kTileRows);
-  if (poison != 0) std::atomic_ref<int64_t>(args.poison[row]).fetch_add(poison, std::memory_order_relaxed);
+  if (poison != 0)
+    std::atomic_ref<int64_t>(args.poison[row]).fetch_add(poison, std::memory_order_relaxed);
 }
 
 }  // namespace bitshard

@@ -1,4 +1,5 @@
-// The end of a segment and of a tile, the same for every tile kernel: plain code, called from the ISA regions.
+// The end of a segment and of a tile, the same for every tile kernel: plain code, called from the
+// ISA regions.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +8,14 @@
 
 namespace bitshard {
 
-// Adds one segment's values (row order) of one row of x to the tile's fixed-point sums; returns how many poison.
+// Adds one segment's values (row order) of one row of x to the tile's fixed-point sums; returns how
+// many poison.
 int AddSegmentScalar(const float values[kTileRows], int rows, float limit, int64_t sums[kTileRows]);
 
 // Writes a tile's 16 outputs of one row of x, those that exist.
 void StoreValues(const LinearArgs& args, int64_t tile, int64_t row, const float values[kTileRows]);
-void StoreSums(const LinearArgs& args, int64_t tile, int64_t row, const int64_t sums[kTileRows], int64_t poison);
+void StoreSums(const LinearArgs& args, int64_t tile, int64_t row, const int64_t sums[kTileRows],
+               int64_t poison);
 
 // Real rows of a tile, 1..16.
 int RowsOfTile(const LinearArgs& args, int64_t tile);

@@ -1,7 +1,6 @@
 // The a16 form of one activation group on AVX2; same operations as kernels/reference/prepare.cc.
-#include "kernels/registry/prepare_kernel.h"
-
 #include "kernels/cpu/isa_region.h"
+#include "kernels/registry/prepare_kernel.h"
 
 namespace bitshard {
 namespace {
@@ -23,7 +22,9 @@ ISA_INLINE int32_t SumLanes32(__m256i v) {
 }
 
 // 16 values of 32 bits, all within 16 bits, in order.
-ISA_INLINE __m256i Narrow(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8); }
+ISA_INLINE __m256i Narrow(__m256i a, __m256i b) {
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+}
 ISA_INLINE __m128i NarrowToBytes(__m256i v) {
   return _mm_packs_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
 }
@@ -49,20 +50,25 @@ void Run(const PrepareArgs& args) {
     __m256i q[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     __m256i hi[2], lo[2];
     for (int half = 0; half < 2; ++half) {
-      if (!zero) q[half] = _mm256_cvtps_epi32(_mm256_div_ps(_mm256_loadu_ps(args.x + 16 * run + 8 * half), divisor));
+      if (!zero)
+        q[half] = _mm256_cvtps_epi32(
+            _mm256_div_ps(_mm256_loadu_ps(args.x + 16 * run + 8 * half), divisor));
       hi[half] = _mm256_srai_epi32(_mm256_add_epi32(q[half], _mm256_set1_epi32(128)), 8);
       lo[half] = _mm256_sub_epi32(q[half], _mm256_slli_epi32(hi[half], 8));
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(args.q + 16 * run), Narrow(q[0], q[1]));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(args.hi + 16 * run), NarrowToBytes(Narrow(hi[0], hi[1])));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(args.lo + 16 * run), NarrowToBytes(Narrow(lo[0], lo[1])));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(args.hi + 16 * run),
+                     NarrowToBytes(Narrow(hi[0], hi[1])));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(args.lo + 16 * run),
+                     NarrowToBytes(Narrow(lo[0], lo[1])));
     args.run_sums[run] = SumLanes32(_mm256_add_epi32(q[0], q[1]));
   }
 }
 
 ISA_END
 
-const RegisterKernel<PrepareKernel> kRegistered({.name = "cpu/prepare_avx2", .isa = Isa::kAvx2, .cost = 50, .run = &Run});
+const RegisterKernel<PrepareKernel> kRegistered(
+    {.name = "cpu/prepare_avx2", .isa = Isa::kAvx2, .cost = 50, .run = &Run});
 
 }  // namespace
 }  // namespace bitshard

@@ -1,7 +1,6 @@
 // The a16 form of one activation group on AVX-512; same operations as kernels/reference/prepare.cc.
-#include "kernels/registry/prepare_kernel.h"
-
 #include "kernels/cpu/isa_region.h"
+#include "kernels/registry/prepare_kernel.h"
 
 namespace bitshard {
 namespace {
@@ -12,7 +11,8 @@ void Run(const PrepareArgs& args) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512i amax = _mm512_setzero_si512();
   for (int run = 0; run < args.runs; ++run) {
-    amax = _mm512_max_epi32(amax, _mm512_and_si512(_mm512_loadu_si512(args.x + 16 * run), magnitude));
+    amax =
+        _mm512_max_epi32(amax, _mm512_and_si512(_mm512_loadu_si512(args.x + 16 * run), magnitude));
   }
   const int32_t amax_bits = _mm512_reduce_max_epi32(amax);
   const bool finite = amax_bits < 0x7f800000;

@@ -1,4 +1,5 @@
-// 16 lanes of f32 on AVX2, two vectors: the vocabulary in which kernels/cpu/*_body.inc are written once for all vector ISAs.
+// 16 lanes of f32 on AVX2, two vectors: the vocabulary in which kernels/cpu/*_body.inc are written
+// once for all vector ISAs.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +35,18 @@ ISA_INLINE void Store(float* p, Vec16 a) {
   _mm256_storeu_ps(p, a.low);
   _mm256_storeu_ps(p + 8, a.high);
 }
-ISA_INLINE Vec16 Add(Vec16 a, Vec16 b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
-ISA_INLINE Vec16 Sub(Vec16 a, Vec16 b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
-ISA_INLINE Vec16 Mul(Vec16 a, Vec16 b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
-ISA_INLINE Vec16 Div(Vec16 a, Vec16 b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+ISA_INLINE Vec16 Add(Vec16 a, Vec16 b) {
+  return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+ISA_INLINE Vec16 Sub(Vec16 a, Vec16 b) {
+  return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+ISA_INLINE Vec16 Mul(Vec16 a, Vec16 b) {
+  return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+ISA_INLINE Vec16 Div(Vec16 a, Vec16 b) {
+  return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
 ISA_INLINE Vec16 Fma(Vec16 a, Vec16 b, Vec16 c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
@@ -49,8 +58,12 @@ ISA_INLINE Vec16 Negate(Vec16 a) {
   return {_mm256_xor_ps(a.low, sign), _mm256_xor_ps(a.high, sign)};
 }
 // a > b ? a : b: b when either is NaN.
-ISA_INLINE Vec16 Greater(Vec16 a, Vec16 b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
-ISA_INLINE Vec16 Smaller(Vec16 a, Vec16 b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+ISA_INLINE Vec16 Greater(Vec16 a, Vec16 b) {
+  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+ISA_INLINE Vec16 Smaller(Vec16 a, Vec16 b) {
+  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
 
 // Lanes [begin, end) of a, `other` elsewhere.
 ISA_INLINE __m256 KeepHalf(__m256 a, __m256i lane, int begin, int end, __m256 other) {
@@ -66,12 +79,14 @@ ISA_INLINE Vec16 KeepLanes(Vec16 a, int begin, int end, Vec16 other) {
 
 // p 2^n, where shifted = n + kRoundShiftF32: in two factors, as ExpF32.
 ISA_INLINE __m256 ScaleHalf(__m256 p, __m256 shifted) {
-  const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(shifted),
-                                     _mm256_castps_si256(_mm256_set1_ps(math_constants::kRoundShiftF32)));
+  const __m256i n =
+      _mm256_sub_epi32(_mm256_castps_si256(shifted),
+                       _mm256_castps_si256(_mm256_set1_ps(math_constants::kRoundShiftF32)));
   const __m256i half = _mm256_srai_epi32(n, 1);
   const __m256i bias = _mm256_set1_epi32(127);
   const __m256 a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
-  const __m256 b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias), 23));
+  const __m256 b =
+      _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias), 23));
   return _mm256_mul_ps(_mm256_mul_ps(p, a), b);
 }
 ISA_INLINE Vec16 ScaleByExponent(Vec16 p, Vec16 shifted) {

@@ -1,4 +1,5 @@
-// 16 lanes of f32 on AVX-512: the vocabulary in which kernels/cpu/*_body.inc are written once for all vector ISAs.
+// 16 lanes of f32 on AVX-512: the vocabulary in which kernels/cpu/*_body.inc are written once for
+// all vector ISAs.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,9 @@ ISA_INLINE Vec16 Sub(Vec16 a, Vec16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 ISA_INLINE Vec16 Mul(Vec16 a, Vec16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 ISA_INLINE Vec16 Div(Vec16 a, Vec16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 ISA_INLINE Vec16 Fma(Vec16 a, Vec16 b, Vec16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-ISA_INLINE Vec16 NegFma(Vec16 a, Vec16 b, Vec16 c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a b
+ISA_INLINE Vec16 NegFma(Vec16 a, Vec16 b, Vec16 c) {
+  return {_mm512_fnmadd_ps(a.v, b.v, c.v)};
+}  // c - a b
 ISA_INLINE Vec16 Negate(Vec16 a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0f))}; }
 // a > b ? a : b: b when either is NaN.
 ISA_INLINE Vec16 Greater(Vec16 a, Vec16 b) { return {_mm512_max_ps(a.v, b.v)}; }
@@ -46,12 +49,14 @@ ISA_INLINE Vec16 KeepLanes(Vec16 a, int begin, int end, Vec16 other) {
 
 // p 2^n, where shifted = n + kRoundShiftF32: in two factors, as ExpF32.
 ISA_INLINE Vec16 ScaleByExponent(Vec16 p, Vec16 shifted) {
-  const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(shifted.v),
-                                     _mm512_castps_si512(_mm512_set1_ps(math_constants::kRoundShiftF32)));
+  const __m512i n =
+      _mm512_sub_epi32(_mm512_castps_si512(shifted.v),
+                       _mm512_castps_si512(_mm512_set1_ps(math_constants::kRoundShiftF32)));
   const __m512i half = _mm512_srai_epi32(n, 1);
   const __m512i bias = _mm512_set1_epi32(127);
   const __m512 a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
-  const __m512 b = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(n, half), bias), 23));
+  const __m512 b =
+      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(n, half), bias), 23));
   return {_mm512_mul_ps(_mm512_mul_ps(p.v, a), b)};
 }
 

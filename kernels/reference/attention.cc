@@ -1,4 +1,5 @@
-// Attention by the definition in kernels/registry/attention.h: one query, one position, one element at a time.
+// Attention by the definition in kernels/registry/attention.h: one query, one position, one element
+// at a time.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -37,7 +38,8 @@ void RunQuery(const AttentionTask& task, int query) {
       const uint8_t* k = task.k + task.blocks[pos / kKvBlockTokens] * task.block_bytes;
       float dot = 0;
       for (int d = 0; d < head_dim; ++d) {
-        dot = std::fma(task.q[query][d], Load(task.type, k, int64_t{d} * kKvBlockTokens + pos % kKvBlockTokens), dot);
+        dot = std::fma(task.q[query][d],
+                       Load(task.type, k, int64_t{d} * kKvBlockTokens + pos % kKvBlockTokens), dot);
       }
       const float score = dot * task.scale;
       p[pos - begin] = score;
@@ -50,7 +52,8 @@ void RunQuery(const AttentionTask& task, int query) {
       const float weight = ExpF32(p[pos - begin] - max);
       lanes[pos % kKvBlockTokens] += weight;
       for (int d = 0; d < head_dim; ++d) {
-        chunk_out[d] = std::fma(weight, Load(task.type, v, pos % kKvBlockTokens * head_dim + d), chunk_out[d]);
+        chunk_out[d] =
+            std::fma(weight, Load(task.type, v, pos % kKvBlockTokens * head_dim + d), chunk_out[d]);
       }
     }
     for (int half = kKvBlockTokens / 2; half > 0; half /= 2) {

@@ -5,7 +5,8 @@
 namespace bitshard {
 namespace {
 
-void RunGatedAct(Activation activation, const float* gate, const float* up, int64_t width, float* out) {
+void RunGatedAct(Activation activation, const float* gate, const float* up, int64_t width,
+                 float* out) {
   for (int64_t i = 0; i < width; ++i) {
     const float g = activation == Activation::kSilu ? SiluF32(gate[i]) : GeluTanhF32(gate[i]);
     out[i] = g * up[i];
@@ -18,7 +19,8 @@ void RunExp(const float* x, float shift, int64_t count, float* out) {
 
 const RegisterKernel<GatedActKernel> kGatedAct(
     {.name = "reference/gated_act", .isa = Isa::kScalar, .cost = 100, .run = &RunGatedAct});
-const RegisterKernel<ExpKernel> kExp({.name = "reference/exp", .isa = Isa::kScalar, .cost = 100, .run = &RunExp});
+const RegisterKernel<ExpKernel> kExp(
+    {.name = "reference/exp", .isa = Isa::kScalar, .cost = 100, .run = &RunExp});
 
 }  // namespace
 }  // namespace bitshard

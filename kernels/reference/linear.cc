@@ -1,4 +1,5 @@
-// y = W x by the definition in kernels/registry/linear.h, one element at a time. Any widths, groups, segments and cuts.
+// y = W x by the definition in kernels/registry/linear.h, one element at a time. Any widths,
+// groups, segments and cuts.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -10,7 +11,9 @@
 namespace bitshard {
 namespace {
 
-int64_t LaneIndex(int64_t k) { return k / kLaneCols * kLaneCols + LaneOfColumn(static_cast<int>(k % kLaneCols)); }
+int64_t LaneIndex(int64_t k) {
+  return k / kLaneCols * kLaneCols + LaneOfColumn(static_cast<int>(k % kLaneCols));
+}
 
 // Columns [begin, end) are one segment; it is padded with x = 0 to a multiple of 16.
 float DotF32(const LinearArgs& args, int64_t row, int64_t out, int64_t begin, int64_t end) {
@@ -28,10 +31,12 @@ float DotF32(const LinearArgs& args, int64_t row, int64_t out, int64_t begin, in
   return lanes[0];
 }
 
-float DotA16(const LinearArgs& args, int64_t row, int64_t out, int64_t segment, int64_t begin, int64_t end) {
+float DotA16(const LinearArgs& args, int64_t row, int64_t out, int64_t segment, int64_t begin,
+             int64_t end) {
   const PackedMatrix& w = *args.matrix;
   const int16_t* q = args.q + row * args.padded_cols;
-  const float* scales = args.act_scales + row * args.act_groups + segment * args.act_groups_per_segment;
+  const float* scales =
+      args.act_scales + row * args.act_groups + segment * args.act_groups_per_segment;
   float acc = 0;
   for (int64_t k = begin; k < end;) {
     const int64_t group = w.GroupOf(k);
@@ -61,11 +66,13 @@ void Run(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
       for (int64_t segment = 0; segment < args.segments; ++segment) {
         const int64_t begin = segment * args.segment_cols;
         const int64_t end = std::min(begin + args.segment_cols, args.k);
-        const float value = kA16 ? DotA16(args, row, out, segment, begin, end) : DotF32(args, row, out, begin, end);
+        const float value =
+            kA16 ? DotA16(args, row, out, segment, begin, end) : DotF32(args, row, out, begin, end);
         if (args.sums == nullptr) {
           whole = value;
         } else if (std::fabs(value) < args.limit) {
-          sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(F32ToFixed(value)));
+          sum = static_cast<int64_t>(static_cast<uint64_t>(sum) +
+                                     static_cast<uint64_t>(F32ToFixed(value)));
         } else {
           ++poison;  // also when it is NaN
         }
@@ -74,7 +81,8 @@ void Run(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
         args.y[row * args.stride + out] = whole;
       } else {
         args.sums[row * args.stride + out] = sum;
-        if (poison != 0) std::atomic_ref<int64_t>(args.poison[row]).fetch_add(poison, std::memory_order_relaxed);
+        if (poison != 0)
+          std::atomic_ref<int64_t>(args.poison[row]).fetch_add(poison, std::memory_order_relaxed);
       }
     }
   }

@@ -13,9 +13,11 @@ namespace {
 void Run(const PrepareArgs& args) {
   const int count = args.runs * kLaneCols;
   uint32_t amax_bits = 0;  // as integers, so that NaN is the largest and the order does not matter
-  for (int i = 0; i < count; ++i) amax_bits = std::max(amax_bits, std::bit_cast<uint32_t>(args.x[i]) & 0x7fffffffu);
+  for (int i = 0; i < count; ++i)
+    amax_bits = std::max(amax_bits, std::bit_cast<uint32_t>(args.x[i]) & 0x7fffffffu);
   const bool finite = amax_bits < 0x7f800000u;
-  float scale = finite ? std::bit_cast<float>(amax_bits) / kActivationSteps : std::numeric_limits<float>::quiet_NaN();
+  float scale = finite ? std::bit_cast<float>(amax_bits) / kActivationSteps
+                       : std::numeric_limits<float>::quiet_NaN();
   const bool zero = !finite || scale < kSmallestActivationScale;
   if (finite && zero) scale = 0;
   for (int run = 0; run < args.runs; ++run) {
@@ -33,7 +35,8 @@ void Run(const PrepareArgs& args) {
   *args.scale = scale;
 }
 
-const RegisterKernel<PrepareKernel> kRegistered({.name = "reference/prepare", .isa = Isa::kScalar, .cost = 100, .run = &Run});
+const RegisterKernel<PrepareKernel> kRegistered(
+    {.name = "reference/prepare", .isa = Isa::kScalar, .cost = 100, .run = &Run});
 
 }  // namespace
 }  // namespace bitshard

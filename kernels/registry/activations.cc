@@ -28,7 +28,8 @@ void ToLaneOrder(const float* x, int64_t cols, int64_t padded_cols, float* out) 
     }
   }
   std::fill(out + whole, out + padded_cols, 0.0f);
-  for (int64_t k = whole; k < cols; ++k) out[whole + LaneOfColumn(static_cast<int>(k - whole))] = x[k];
+  for (int64_t k = whole; k < cols; ++k)
+    out[whole + LaneOfColumn(static_cast<int>(k - whole))] = x[k];
 }
 
 // A group whose ends are no multiples of 16, column by column; only the reference kernel reads it.
@@ -41,7 +42,9 @@ struct UnalignedGroup {
   float* scale;
 };
 
-int64_t LaneIndex(int64_t k) { return k / kLaneCols * kLaneCols + LaneOfColumn(static_cast<int>(k % kLaneCols)); }
+int64_t LaneIndex(int64_t k) {
+  return k / kLaneCols * kLaneCols + LaneOfColumn(static_cast<int>(k % kLaneCols));
+}
 
 void QuantizeUnaligned(const UnalignedGroup& group) {
   uint32_t amax_bits = 0;
@@ -49,7 +52,8 @@ void QuantizeUnaligned(const UnalignedGroup& group) {
     amax_bits = std::max(amax_bits, std::bit_cast<uint32_t>(group.x[LaneIndex(k)]) & 0x7fffffffu);
   }
   const bool finite = amax_bits < 0x7f800000u;
-  float scale = finite ? std::bit_cast<float>(amax_bits) / kActivationSteps : std::numeric_limits<float>::quiet_NaN();
+  float scale = finite ? std::bit_cast<float>(amax_bits) / kActivationSteps
+                       : std::numeric_limits<float>::quiet_NaN();
   const bool zero = !finite || scale < kSmallestActivationScale;
   if (finite && zero) scale = 0;
   for (int64_t k = group.begin; k < group.end; ++k) {
@@ -69,7 +73,8 @@ void PreparedActivations::Reserve(int64_t max_rows, int64_t cols, int64_t segmen
   const size_t rows = static_cast<size_t>(max_rows);
   const size_t padded = RoundUp(cols, kTileCols);
   const size_t segment = segment_cols == 0 ? cols : segment_cols;
-  const size_t groups = segment == 0 ? 0 : CeilDiv(cols, segment) * CeilDiv(segment, kActivationGroup);
+  const size_t groups =
+      segment == 0 ? 0 : CeilDiv(cols, segment) * CeilDiv(segment, kActivationGroup);
   Grow(f32_, rows * padded * sizeof(float));
   Grow(q_, rows * padded * sizeof(int16_t));
   Grow(hi_, rows * padded);
@@ -78,14 +83,16 @@ void PreparedActivations::Reserve(int64_t max_rows, int64_t cols, int64_t segmen
   Grow(scales_, rows * groups * sizeof(float));
 }
 
-void PreparedActivations::Prepare(const float* x, int64_t rows, int64_t cols, int64_t stride, int64_t segment_cols,
-                                  unsigned forms, Isa isa, ThreadPool& pool) {
+void PreparedActivations::Prepare(const float* x, int64_t rows, int64_t cols, int64_t stride,
+                                  int64_t segment_cols, unsigned forms, Isa isa, ThreadPool& pool) {
   rows_ = rows;
   cols_ = cols;
   segment_cols_ = segment_cols == 0 ? cols : segment_cols;
   padded_cols_ = static_cast<int64_t>(RoundUp(cols, kTileCols));
   groups_per_segment_ = static_cast<int64_t>(CeilDiv(segment_cols_, kActivationGroup));
-  groups_ = segment_cols_ == 0 ? 0 : static_cast<int64_t>(CeilDiv(cols, segment_cols_)) * groups_per_segment_;
+  groups_ = segment_cols_ == 0
+                ? 0
+                : static_cast<int64_t>(CeilDiv(cols, segment_cols_)) * groups_per_segment_;
   forms_ = forms;
   CHECK(static_cast<size_t>(rows * padded_cols_) * sizeof(float) <= f32_.bytes() &&
         static_cast<size_t>(rows * groups_) * sizeof(float) <= scales_.bytes())
@@ -122,7 +129,13 @@ void PreparedActivations::Prepare(const float* x, int64_t rows, int64_t cols, in
                        .run_sums = sums + k / kLaneCols,
                        .scale = scale});
         } else {
-          QuantizeUnaligned({.x = lanes, .begin = k, .end = group_end, .q = q, .hi = hi, .lo = lo, .scale = scale});
+          QuantizeUnaligned({.x = lanes,
+                             .begin = k,
+                             .end = group_end,
+                             .q = q,
+                             .hi = hi,
+                             .lo = lo,
+                             .scale = scale});
         }
       }
     }

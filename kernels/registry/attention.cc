@@ -15,7 +15,8 @@ namespace {
 
 // Writes one token's K (a column of the block) and V (a row) of one kv head.
 template <typename Store>
-void AppendHead(const float* k, const float* v, int head_dim, int slot, uint8_t* k_plane, uint8_t* v_plane, Store store) {
+void AppendHead(const float* k, const float* v, int head_dim, int slot, uint8_t* k_plane,
+                uint8_t* v_plane, Store store) {
   for (int d = 0; d < head_dim; ++d) {
     store(k_plane, int64_t{d} * kKvBlockTokens + slot, k[d]);
     store(v_plane, int64_t{slot} * head_dim + d, v[d]);
@@ -24,13 +25,15 @@ void AppendHead(const float* k, const float* v, int head_dim, int slot, uint8_t*
 
 }  // namespace
 
-absl::StatusOr<BoundAttention> BoundAttention::Bind(const AttentionConfig& config, int threads, Isa isa) {
+absl::StatusOr<BoundAttention> BoundAttention::Bind(const AttentionConfig& config, int threads,
+                                                    Isa isa) {
   const KvLayout& layout = config.layout;
-  if (config.q_heads < 0 || config.kv_head_of_q.size() != static_cast<size_t>(config.q_heads) || layout.kv_heads < 0 ||
-      layout.head_dim <= 0 || layout.head_dim > 4096 || config.window < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("attention: ", config.q_heads, " query heads with ",
-                                                   config.kv_head_of_q.size(), " kv heads named, ", layout.kv_heads,
-                                                   " kv heads of ", layout.head_dim, ", window ", config.window));
+  if (config.q_heads < 0 || config.kv_head_of_q.size() != static_cast<size_t>(config.q_heads) ||
+      layout.kv_heads < 0 || layout.head_dim <= 0 || layout.head_dim > 4096 || config.window < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention: ", config.q_heads, " query heads with ",
+                     config.kv_head_of_q.size(), " kv heads named, ", layout.kv_heads,
+                     " kv heads of ", layout.head_dim, ", window ", config.window));
   }
   BoundAttention bound;
   bound.config_ = config;
@@ -38,15 +41,16 @@ absl::StatusOr<BoundAttention> BoundAttention::Bind(const AttentionConfig& confi
   for (int h = 0; h < config.q_heads; ++h) {
     const int kv = config.kv_head_of_q[h];
     if (kv < 0 || kv >= layout.kv_heads) {
-      return absl::InvalidArgumentError(absl::StrCat("attention: query head ", h, " names kv head ", kv, " of ",
-                                                     layout.kv_heads));
+      return absl::InvalidArgumentError(absl::StrCat("attention: query head ", h, " names kv head ",
+                                                     kv, " of ", layout.kv_heads));
     }
     bound.q_heads_of_kv_[kv].push_back(h);
   }
   for (const AttentionKernel* kernel : KernelRegistry<AttentionKernel>::Get().all()) {
     if (!HasIsa(kernel->isa)) continue;
-    const std::string refusal = kernel->isa > isa ? absl::StrCat("this rank is held to ", std::string(IsaName(isa)))
-                                                  : kernel->refuses(config);
+    const std::string refusal =
+        kernel->isa > isa ? absl::StrCat("this rank is held to ", std::string(IsaName(isa)))
+                          : kernel->refuses(config);
     if (refusal.empty()) {
       bound.impl_ = kernel;
       bound.kernel_name_ = kernel->name;
@@ -54,15 +58,16 @@ absl::StatusOr<BoundAttention> BoundAttention::Bind(const AttentionConfig& confi
     }
     absl::StrAppend(&bound.reason_, bound.reason_.empty() ? "" : "; ", kernel->name, ": ", refusal);
   }
-  if (bound.impl_ == nullptr) return absl::UnimplementedError(absl::StrCat("attention: ", bound.reason_));
+  if (bound.impl_ == nullptr)
+    return absl::UnimplementedError(absl::StrCat("attention: ", bound.reason_));
   bound.threads_ = threads;
   bound.scratch_stride_ = AttentionScratchFloats(layout.head_dim);
   bound.scratch_ = Buffer(threads * bound.scratch_stride_ * sizeof(float));
   return bound;
 }
 
-void BoundAttention::Append(absl::Span<const AttentionRow> rows, const float* k, const float* v, int64_t stride,
-                            uint8_t* layer, ThreadPool& pool) const {
+void BoundAttention::Append(absl::Span<const AttentionRow> rows, const float* k, const float* v,
+                            int64_t stride, uint8_t* layer, ThreadPool& pool) const {
   const KvLayout& layout = config_.layout;
   const int64_t heads = layout.kv_heads;
   if (heads == 0) return;
@@ -75,19 +80,25 @@ void BoundAttention::Append(absl::Span<const AttentionRow> rows, const float* k,
         const int64_t offset = (row.first_row + token) * stride + int64_t{h} * layout.head_dim;
         uint8_t* k_plane = block + layout.k_offset(h);
         uint8_t* v_plane = block + layout.v_offset(h);
-        const auto put16 = [](uint8_t* plane, int64_t i, uint16_t bits) { std::memcpy(plane + 2 * i, &bits, 2); };
+        const auto put16 = [](uint8_t* plane, int64_t i, uint16_t bits) {
+          std::memcpy(plane + 2 * i, &bits, 2);
+        };
         switch (layout.type) {
           case KvType::kBf16:
-            AppendHead(k + offset, v + offset, layout.head_dim, slot, k_plane, v_plane,
-                       [&](uint8_t* plane, int64_t i, float value) { put16(plane, i, F32ToBf16(value)); });
+            AppendHead(
+                k + offset, v + offset, layout.head_dim, slot, k_plane, v_plane,
+                [&](uint8_t* plane, int64_t i, float value) { put16(plane, i, F32ToBf16(value)); });
             break;
           case KvType::kF16:
-            AppendHead(k + offset, v + offset, layout.head_dim, slot, k_plane, v_plane,
-                       [&](uint8_t* plane, int64_t i, float value) { put16(plane, i, F32ToF16(value)); });
+            AppendHead(
+                k + offset, v + offset, layout.head_dim, slot, k_plane, v_plane,
+                [&](uint8_t* plane, int64_t i, float value) { put16(plane, i, F32ToF16(value)); });
             break;
           case KvType::kF32:
             AppendHead(k + offset, v + offset, layout.head_dim, slot, k_plane, v_plane,
-                       [](uint8_t* plane, int64_t i, float value) { std::memcpy(plane + 4 * i, &value, 4); });
+                       [](uint8_t* plane, int64_t i, float value) {
+                         std::memcpy(plane + 4 * i, &value, 4);
+                       });
             break;
         }
       }
@@ -95,24 +106,26 @@ void BoundAttention::Append(absl::Span<const AttentionRow> rows, const float* k,
   }
 }
 
-void BoundAttention::Run(absl::Span<const AttentionRow> rows, const float* q, int64_t q_stride, const uint8_t* layer,
-                         float* out, int64_t out_stride, ThreadPool& pool) {
+void BoundAttention::Run(absl::Span<const AttentionRow> rows, const float* q, int64_t q_stride,
+                         const uint8_t* layer, float* out, int64_t out_stride, ThreadPool& pool) {
   CHECK_LE(pool.threads(), threads_);
   const KvLayout& layout = config_.layout;
   const int head_dim = layout.head_dim;
   if (config_.q_heads == 0) return;
-  // Tasks of one row: kv heads x runs of queries, where query i is (token i / group, head i % group). Heads of a smaller
-  // group have fewer runs; their surplus tasks are empty.
+  // Tasks of one row: kv heads x runs of queries, where query i is (token i / group, head i %
+  // group). Heads of a smaller group have fewer runs; their surplus tasks are empty.
   size_t largest_group = 0;
   for (const auto& heads : q_heads_of_kv_) largest_group = std::max(largest_group, heads.size());
   const auto runs_of = [&](const AttentionRow& row) {
-    return (row.tokens * static_cast<int64_t>(largest_group) + kMaxTaskQueries - 1) / kMaxTaskQueries;
+    return (row.tokens * static_cast<int64_t>(largest_group) + kMaxTaskQueries - 1) /
+           kMaxTaskQueries;
   };
   int64_t chunks = 0;
   for (const AttentionRow& row : rows) chunks += layout.kv_heads * runs_of(row);
   pool.ParallelFor(chunks, [&](int64_t chunk, int thread) {
     size_t r = 0;
-    while (chunk >= layout.kv_heads * runs_of(rows[r])) chunk -= layout.kv_heads * runs_of(rows[r++]);
+    while (chunk >= layout.kv_heads * runs_of(rows[r]))
+      chunk -= layout.kv_heads * runs_of(rows[r++]);
     const AttentionRow& row = rows[r];
     const int kv_head = static_cast<int>(chunk % layout.kv_heads);
     // The last tokens have the longest work: they go first.

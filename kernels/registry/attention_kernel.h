@@ -9,8 +9,8 @@
 
 namespace bitshard {
 
-// Queries that read the same K and V: some tokens x the query heads of one kv head. Enough to reuse each K/V vector, few
-// enough to stay in registers.
+// Queries that read the same K and V: some tokens x the query heads of one kv head. Enough to reuse
+// each K/V vector, few enough to stay in registers.
 inline constexpr int kMaxTaskQueries = 8;
 
 struct AttentionTask {

@@ -17,28 +17,33 @@ const Kernel& Choose(Isa isa) {
 
 }  // namespace
 
-void RmsNorm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows, int64_t width, float* y,
-             int64_t y_stride, Isa isa, ThreadPool& pool) {
+void RmsNorm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,
+             int64_t width, float* y, int64_t y_stride, Isa isa, ThreadPool& pool) {
   const RmsNormKernel& kernel = Choose<RmsNormKernel>(isa);
-  pool.ParallelFor(rows, [&](int64_t r, int) { kernel.run(x + r * x_stride, weight, epsilon, width, y + r * y_stride); });
+  pool.ParallelFor(rows, [&](int64_t r, int) {
+    kernel.run(x + r * x_stride, weight, epsilon, width, y + r * y_stride);
+  });
 }
 
-void GatedAct(Activation activation, const float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
-              int64_t rows, int64_t width, float* out, int64_t out_stride, Isa isa, ThreadPool& pool) {
+void GatedAct(Activation activation, const float* gate, int64_t gate_stride, const float* up,
+              int64_t up_stride, int64_t rows, int64_t width, float* out, int64_t out_stride,
+              Isa isa, ThreadPool& pool) {
   const GatedActKernel& kernel = Choose<GatedActKernel>(isa);
   pool.ParallelFor(rows, [&](int64_t r, int) {
     kernel.run(activation, gate + r * gate_stride, up + r * up_stride, width, out + r * out_stride);
   });
 }
 
-void ResidualAdd(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows, int64_t width, float* out,
-                 int64_t out_stride, ThreadPool& pool) {
+void ResidualAdd(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
+                 int64_t width, float* out, int64_t out_stride, ThreadPool& pool) {
   pool.ParallelFor(rows, [&](int64_t r, int) {
-    for (int64_t i = 0; i < width; ++i) out[r * out_stride + i] = a[r * a_stride + i] + b[r * b_stride + i];
+    for (int64_t i = 0; i < width; ++i)
+      out[r * out_stride + i] = a[r * a_stride + i] + b[r * b_stride + i];
   });
 }
 
-void AddBias(const float* bias, int64_t rows, int64_t width, float* y, int64_t stride, ThreadPool& pool) {
+void AddBias(const float* bias, int64_t rows, int64_t width, float* y, int64_t stride,
+             ThreadPool& pool) {
   pool.ParallelFor(rows, [&](int64_t r, int) {
     for (int64_t i = 0; i < width; ++i) y[r * stride + i] += bias[i];
   });

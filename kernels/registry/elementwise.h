@@ -1,5 +1,6 @@
-// The small ops, chosen by ISA at bind: rms_norm, gated_act, residual_add, exp. All rows are [width], row r at + r * stride.
-// In place is allowed (out == an input with the same stride). Threads share out rows.
+// The small ops, chosen by ISA at bind: rms_norm, gated_act, residual_add, exp. All rows are
+// [width], row r at + r * stride. In place is allowed (out == an input with the same stride).
+// Threads share out rows.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +12,29 @@ namespace bitshard {
 
 enum class Activation { kSilu, kGeluTanh };
 
-// y = w * (x * (1 / sqrt(mean + epsilon))), mean = (16 lanes of fma(x, x), tree l+8, l+4, l+2, l+1) / width, in f32.
-void RmsNorm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows, int64_t width, float* y,
-             int64_t y_stride, Isa isa, ThreadPool& pool);
+// y = w * (x * (1 / sqrt(mean + epsilon))), mean = (16 lanes of fma(x, x), tree l+8, l+4, l+2, l+1)
+// / width, in f32.
+void RmsNorm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,
+             int64_t width, float* y, int64_t y_stride, Isa isa, ThreadPool& pool);
 
 // out = activation(gate) * up, by SiluF32 / GeluTanhF32 of kernels/base/math.h.
-void GatedAct(Activation activation, const float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
-              int64_t rows, int64_t width, float* out, int64_t out_stride, Isa isa, ThreadPool& pool);
+void GatedAct(Activation activation, const float* gate, int64_t gate_stride, const float* up,
+              int64_t up_stride, int64_t rows, int64_t width, float* out, int64_t out_stride,
+              Isa isa, ThreadPool& pool);
 
 // out = a + b.
-void ResidualAdd(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows, int64_t width, float* out,
-                 int64_t out_stride, ThreadPool& pool);
+void ResidualAdd(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
+                 int64_t width, float* out, int64_t out_stride, ThreadPool& pool);
 
 // y += bias on every row.
-void AddBias(const float* bias, int64_t rows, int64_t width, float* y, int64_t stride, ThreadPool& pool);
+void AddBias(const float* bias, int64_t rows, int64_t width, float* y, int64_t stride,
+             ThreadPool& pool);
 
 // out[i] = ExpF32(x[i] - shift): the vector form for softmax sums over a vocabulary.
 void ExpShifted(const float* x, float shift, int64_t count, float* out, Isa isa);
 
-// Which implementation each of them uses: "cpu/rms_norm_avx2" ... for reports. op: "rms_norm", "gated_act", "exp".
+// Which implementation each of them uses: "cpu/rms_norm_avx2" ... for reports. op: "rms_norm",
+// "gated_act", "exp".
 const char* ElementwiseKernelName(const char* op, Isa isa);
 
 }  // namespace bitshard

@@ -13,14 +13,16 @@ struct RmsNormKernel {
   Isa isa = Isa::kScalar;
   int cost = 0;
   // One row.
-  void (*run)(const float* x, const float* weight, float epsilon, int64_t width, float* y) = nullptr;
+  void (*run)(const float* x, const float* weight, float epsilon, int64_t width,
+              float* y) = nullptr;
 };
 
 struct GatedActKernel {
   const char* name = nullptr;
   Isa isa = Isa::kScalar;
   int cost = 0;
-  void (*run)(Activation activation, const float* gate, const float* up, int64_t width, float* out) = nullptr;
+  void (*run)(Activation activation, const float* gate, const float* up, int64_t width,
+              float* out) = nullptr;
 };
 
 struct ExpKernel {

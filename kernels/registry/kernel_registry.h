@@ -8,7 +8,8 @@
 
 namespace bitshard {
 
-// Kernel is a struct with `const char* name`, `Isa isa` and `int cost` (an order only: lower is faster).
+// Kernel is a struct with `const char* name`, `Isa isa` and `int cost` (an order only: lower is
+// faster).
 template <typename Kernel>
 class KernelRegistry {
  public:
@@ -45,7 +46,9 @@ class KernelRegistry {
 template <typename Kernel>
 class RegisterKernel {
  public:
-  explicit RegisterKernel(const Kernel& kernel) : kernel_(kernel) { KernelRegistry<Kernel>::Get().Add(&kernel_); }
+  explicit RegisterKernel(const Kernel& kernel) : kernel_(kernel) {
+    KernelRegistry<Kernel>::Get().Add(&kernel_);
+  }
   RegisterKernel(const RegisterKernel&) = delete;
 
  private:

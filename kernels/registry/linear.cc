@@ -13,7 +13,8 @@
 namespace bitshard {
 namespace {
 
-// The smallest float that is not below 2^31 / segments: comparing with it is comparing with the exact quotient.
+// The smallest float that is not below 2^31 / segments: comparing with it is comparing with the
+// exact quotient.
 float PoisonLimit(int64_t segments_total) {
   const double exact = 0x1p31 / static_cast<double>(segments_total);
   const float rounded = static_cast<float>(exact);
@@ -54,20 +55,23 @@ LinearArgs ArgsOf(const PackedMatrix& w, const PreparedActivations& x) {
 void RunTiles(const LinearKernel& kernel, const LinearArgs& args, ThreadPool& pool) {
   const int64_t tiles = (args.n + kTileRows - 1) / kTileRows;
   // Some chunks a thread, so that a slow core does not hold up the others.
-  const int64_t chunks = pool.threads() == 1 ? 1 : std::min<int64_t>(tiles, int64_t{4} * pool.threads());
+  const int64_t chunks =
+      pool.threads() == 1 ? 1 : std::min<int64_t>(tiles, int64_t{4} * pool.threads());
   pool.ParallelFor(chunks, [&](int64_t chunk, int) {
     kernel.run(args, tiles * chunk / chunks, tiles * (chunk + 1) / chunks);
   });
 }
 
 absl::Status CheckSegments(const PackedMatrix& w, int64_t segment_cols, int64_t segments_total) {
-  if (segment_cols < 0 || (segment_cols > 0 && (segments_total < 1 || segments_total > (int64_t{1} << 31)))) {
-    return absl::InvalidArgumentError(absl::StrCat("linear: segments of ", segment_cols, " columns, ", segments_total,
+  if (segment_cols < 0 ||
+      (segment_cols > 0 && (segments_total < 1 || segments_total > (int64_t{1} << 31)))) {
+    return absl::InvalidArgumentError(absl::StrCat("linear: segments of ", segment_cols,
+                                                   " columns, ", segments_total,
                                                    " in total, make no sense"));
   }
   if (segment_cols > 0 && (w.cols() + segment_cols - 1) / segment_cols > segments_total) {
-    return absl::InvalidArgumentError(absl::StrCat("linear: ", w.cols(), " columns hold more than ", segments_total,
-                                                   " segments of ", segment_cols));
+    return absl::InvalidArgumentError(absl::StrCat("linear: ", w.cols(), " columns hold more than ",
+                                                   segments_total, " segments of ", segment_cols));
   }
   return absl::OkStatus();
 }
@@ -87,21 +91,24 @@ std::string RefusesUnalignedRuns(const LinearKey& key) {
       return absl::StrCat("groups of ", key.weight->group_size, " columns are no multiple of 16");
     }
     if (key.weight->first_group_offset % kLaneCols != 0) {
-      return absl::StrCat("the cut lies ", key.weight->first_group_offset, " columns inside a group, no multiple of 16");
+      return absl::StrCat("the cut lies ", key.weight->first_group_offset,
+                          " columns inside a group, no multiple of 16");
     }
   }
   return "";
 }
 
-absl::StatusOr<BoundLinear> BoundLinear::Bind(const PackedMatrix& w, ActivationMode mode, int64_t segment_cols,
-                                              int64_t segments_total, Isa isa) {
+absl::StatusOr<BoundLinear> BoundLinear::Bind(const PackedMatrix& w, ActivationMode mode,
+                                              int64_t segment_cols, int64_t segments_total,
+                                              Isa isa) {
   RETURN_IF_ERROR(CheckSegments(w, segment_cols, segments_total));
   const LinearKey key{.weight = &w.spec(), .mode = mode, .segment_cols = segment_cols};
   std::string reasons;
   for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
     if (kernel->form != FormOf(w.spec(), mode) || !HasIsa(kernel->isa)) continue;
-    const std::string refusal = kernel->isa > isa ? absl::StrCat("this rank is held to ", std::string(IsaName(isa)))
-                                                  : kernel->refuses(key);
+    const std::string refusal =
+        kernel->isa > isa ? absl::StrCat("this rank is held to ", std::string(IsaName(isa)))
+                          : kernel->refuses(key);
     if (refusal.empty()) {
       ASSIGN_OR_RETURN(BoundLinear bound, BindTo(*kernel, w, mode, segment_cols, segments_total));
       bound.reason_ = std::move(reasons);
@@ -109,13 +116,16 @@ absl::StatusOr<BoundLinear> BoundLinear::Bind(const PackedMatrix& w, ActivationM
     }
     absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", kernel->name, ": ", refusal);
   }
-  return absl::UnimplementedError(absl::StrCat("linear: no kernel for ", w.spec().Describe(), " (", reasons, ")"));
+  return absl::UnimplementedError(
+      absl::StrCat("linear: no kernel for ", w.spec().Describe(), " (", reasons, ")"));
 }
 
-absl::StatusOr<BoundLinear> BoundLinear::BindTo(const LinearKernel& kernel, const PackedMatrix& w, ActivationMode mode,
-                                                int64_t segment_cols, int64_t segments_total) {
+absl::StatusOr<BoundLinear> BoundLinear::BindTo(const LinearKernel& kernel, const PackedMatrix& w,
+                                                ActivationMode mode, int64_t segment_cols,
+                                                int64_t segments_total) {
   RETURN_IF_ERROR(CheckSegments(w, segment_cols, segments_total));
-  std::string refusal = kernel.refuses({.weight = &w.spec(), .mode = mode, .segment_cols = segment_cols});
+  std::string refusal =
+      kernel.refuses({.weight = &w.spec(), .mode = mode, .segment_cols = segment_cols});
   if (kernel.form != FormOf(w.spec(), mode)) refusal = "reads another form of activations";
   if (!refusal.empty()) return absl::InvalidArgumentError(absl::StrCat(kernel.name, ": ", refusal));
   BoundLinear bound;
@@ -128,16 +138,18 @@ absl::StatusOr<BoundLinear> BoundLinear::BindTo(const LinearKernel& kernel, cons
   return bound;
 }
 
-void BoundLinear::Run(const PreparedActivations& x, float* y, int64_t stride, ThreadPool& pool) const {
-  CHECK(segment_cols_ == 0 && x.cols() == w_->cols() && x.segment_cols() == x.cols() && (x.forms() & forms_));
+void BoundLinear::Run(const PreparedActivations& x, float* y, int64_t stride,
+                      ThreadPool& pool) const {
+  CHECK(segment_cols_ == 0 && x.cols() == w_->cols() && x.segment_cols() == x.cols() &&
+        (x.forms() & forms_));
   LinearArgs args = ArgsOf(*w_, x);
   args.y = y;
   args.stride = stride;
   RunTiles(*impl_, args, pool);
 }
 
-void BoundLinear::RunSegments(const PreparedActivations& x, int64_t* sums, int64_t stride, int64_t* poison,
-                              ThreadPool& pool) const {
+void BoundLinear::RunSegments(const PreparedActivations& x, int64_t* sums, int64_t stride,
+                              int64_t* poison, ThreadPool& pool) const {
   CHECK(segment_cols_ > 0 && x.cols() == w_->cols() && (x.forms() & forms_));
   CHECK(x.cols() == 0 || x.segment_cols() == segment_cols_);
   LinearArgs args = ArgsOf(*w_, x);

@@ -1,4 +1,5 @@
-// What a linear kernel gets and how it registers. Included by kernels/cpu, kernels/reference and the binding in linear.cc.
+// What a linear kernel gets and how it registers. Included by kernels/cpu, kernels/reference and
+// the binding in linear.cc.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +67,8 @@ struct LinearKernel {
   void (*run)(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) = nullptr;
 };
 
-// Boundaries that all tile kernels need: whole runs of 16 columns between groups, segments and cuts. Empty, or the reason.
+// Boundaries that all tile kernels need: whole runs of 16 columns between groups, segments and
+// cuts. Empty, or the reason.
 std::string RefusesUnalignedRuns(const LinearKey& key);
 
 // The form that a matrix needs in this mode.

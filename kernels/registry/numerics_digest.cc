@@ -141,7 +141,8 @@ void ProbeAttention(Numbers& numbers, Isa isa, ThreadPool& pool, Fingerprint& pr
   const uint32_t blocks[] = {1, 0};
   const AttentionRow row{.blocks = blocks, .start = 0, .tokens = kTokens, .first_row = 0};
   const std::vector<float> q = numbers.Take(kTokens * kHeads * kDim, 4.0f);
-  const std::vector<float> k = numbers.Take(kTokens * kDim, 4.0f), v = numbers.Take(kTokens * kDim, 1.0f);
+  const std::vector<float> k = numbers.Take(kTokens * kDim, 4.0f),
+                           v = numbers.Take(kTokens * kDim, 1.0f);
   std::vector<float> out(q.size());
   attention->Append({&row, 1}, k.data(), v.data(), kDim, cache.data(), pool);
   attention->Run({&row, 1}, q.data(), kHeads * kDim, cache.data(), out.data(), kHeads * kDim, pool);
@@ -155,10 +156,12 @@ void ProbeSmall(Numbers& numbers, Isa isa, ThreadPool& pool, Fingerprint& print)
   RmsNorm(a.data(), kWidth, b.data(), 1e-5f, 1, kWidth, y.data(), kWidth, isa, pool);
   print.AddAll(y);
   for (Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
-    GatedAct(activation, a.data(), kWidth, b.data(), kWidth, 1, kWidth, y.data(), kWidth, isa, pool);
+    GatedAct(activation, a.data(), kWidth, b.data(), kWidth, 1, kWidth, y.data(), kWidth, isa,
+             pool);
     print.AddAll(y);
   }
-  const auto table = RopeTable::Create({.head_dim = 32, .rotary_dim = 32, .theta = 10000, .max_positions = 1000});
+  const auto table =
+      RopeTable::Create({.head_dim = 32, .rotary_dim = 32, .theta = 10000, .max_positions = 1000});
   CHECK_OK(table.status());
   float cos[16], sin[16];
   table->CosSin(777, cos, sin);

@@ -1,4 +1,5 @@
-// One hex string of what the maths and small kernels give on this machine with this ISA. Ranks of a CPU group must agree.
+// One hex string of what the maths and small kernels give on this machine with this ISA. Ranks of a
+// CPU group must agree.
 #pragma once
 
 #include <string>

@@ -9,7 +9,8 @@ namespace bitshard {
 
 // s below this counts as zero: quotients by subnormals lose their bits.
 inline constexpr float kSmallestActivationScale = 0x1p-126f;
-inline constexpr float kActivationSteps = 32639.0f;  // 127 * 256 + 127: hi and lo both fit a signed byte
+inline constexpr float kActivationSteps =
+    32639.0f;  // 127 * 256 + 127: hi and lo both fit a signed byte
 
 // One activation group: columns in lane order, padded to whole runs of 16 with zeros.
 struct PrepareArgs {

@@ -17,8 +17,8 @@ int64_t F32ToFixed(float value) { return std::llrint(static_cast<double>(value) 
 
 float FixedToF32(int64_t sum) { return static_cast<float>(static_cast<double>(sum) * 0x1p-32); }
 
-void SumsToF32(const int64_t* sums, int64_t sums_stride, const int64_t* poison, int64_t rows, int64_t width,
-               const float* bias, float* y, int64_t y_stride, ThreadPool& pool) {
+void SumsToF32(const int64_t* sums, int64_t sums_stride, const int64_t* poison, int64_t rows,
+               int64_t width, const float* bias, float* y, int64_t y_stride, ThreadPool& pool) {
   pool.ParallelFor(rows, [&](int64_t row, int) {
     const int64_t* in = sums + row * sums_stride;
     float* out = y + row * y_stride;
@@ -32,8 +32,9 @@ void SumsToF32(const int64_t* sums, int64_t sums_stride, const int64_t* poison, 
   });
 }
 
-void GatherRawBits(const PackedMatrix& embedding, int64_t vocab_begin, absl::Span<const int32_t> tokens, int64_t* out,
-                   int64_t stride, ThreadPool& pool) {
+void GatherRawBits(const PackedMatrix& embedding, int64_t vocab_begin,
+                   absl::Span<const int32_t> tokens, int64_t* out, int64_t stride,
+                   ThreadPool& pool) {
   pool.ParallelFor(static_cast<int64_t>(tokens.size()), [&](int64_t i, int) {
     int64_t* row = out + i * stride;
     const int64_t local = tokens[i] - vocab_begin;
@@ -47,11 +48,12 @@ void GatherRawBits(const PackedMatrix& embedding, int64_t vocab_begin, absl::Spa
   });
 }
 
-void RawBitsToF32(const int64_t* bits, int64_t bits_stride, int64_t rows, int64_t width, float* y, int64_t y_stride,
-                  ThreadPool& pool) {
+void RawBitsToF32(const int64_t* bits, int64_t bits_stride, int64_t rows, int64_t width, float* y,
+                  int64_t y_stride, ThreadPool& pool) {
   pool.ParallelFor(rows, [&](int64_t row, int) {
     for (int64_t i = 0; i < width; ++i) {
-      y[row * y_stride + i] = std::bit_cast<float>(static_cast<uint32_t>(bits[row * bits_stride + i]));
+      y[row * y_stride + i] =
+          std::bit_cast<float>(static_cast<uint32_t>(bits[row * bits_stride + i]));
     }
   });
 }

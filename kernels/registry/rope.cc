@@ -23,13 +23,14 @@ void ScaleLlama3(const RopeConfig::Llama3& s, std::vector<double>& inv_freq) {
       inv = inv / s.factor;
       continue;
     }
-    const double smooth =
-        (s.original_context / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+    const double smooth = (s.original_context / wavelength - s.low_freq_factor) /
+                          (s.high_freq_factor - s.low_freq_factor);
     inv = (1 - smooth) * inv / s.factor + smooth * inv;
   }
 }
 
-void ScaleYarn(const RopeConfig::Yarn& s, double theta, int rotary_dim, std::vector<double>& inv_freq) {
+void ScaleYarn(const RopeConfig::Yarn& s, double theta, int rotary_dim,
+               std::vector<double>& inv_freq) {
   // The dimension that turns `rotations` times over the original context.
   const auto dim = [&](double rotations) {
     return rotary_dim * Log(s.original_context / (2 * kPi * rotations)) / (2 * Log(theta));
@@ -55,31 +56,36 @@ std::string Complaint(const RopeConfig& c) {
       c.rotary_dim > kMaxRotary) {
     return absl::StrCat("rotary width ", c.rotary_dim, " does not fit heads of ", c.head_dim);
   }
-  if (!(c.theta > 1) || !std::isfinite(c.theta)) return absl::StrCat("theta ", c.theta, " must be above 1");
+  if (!(c.theta > 1) || !std::isfinite(c.theta))
+    return absl::StrCat("theta ", c.theta, " must be above 1");
   if (c.max_positions <= 0 || c.max_positions > (int64_t{1} << 30)) {
     return absl::StrCat("a context of ", c.max_positions, " positions is out of range");
   }
   if (!c.divisors.empty()) {
     if (c.divisors.size() != static_cast<size_t>(c.rotary_dim / 2)) {
-      return absl::StrCat(c.divisors.size(), " frequency divisors given, ", c.rotary_dim / 2, " needed");
+      return absl::StrCat(c.divisors.size(), " frequency divisors given, ", c.rotary_dim / 2,
+                          " needed");
     }
     for (float d : c.divisors) {
       if (!positive(d)) return absl::StrCat("frequency divisor ", d, " must be positive");
     }
   }
   if (const auto* s = std::get_if<RopeConfig::Linear>(&c.scaling)) {
-    if (!positive(s->factor)) return absl::StrCat("linear scaling factor ", s->factor, " must be positive");
+    if (!positive(s->factor))
+      return absl::StrCat("linear scaling factor ", s->factor, " must be positive");
   }
   if (const auto* s = std::get_if<RopeConfig::Llama3>(&c.scaling)) {
     if (!positive(s->factor) || !positive(s->low_freq_factor) || !positive(s->original_context) ||
         !(s->high_freq_factor > s->low_freq_factor) || !std::isfinite(s->high_freq_factor)) {
-      return "llama3 scaling needs positive factor, original context and low_freq_factor < high_freq_factor";
+      return "llama3 scaling needs positive factor, original context and low_freq_factor < "
+             "high_freq_factor";
     }
   }
   if (const auto* s = std::get_if<RopeConfig::Yarn>(&c.scaling)) {
-    if (!positive(s->factor) || !positive(s->original_context) || !positive(s->beta_fast) || !positive(s->beta_slow) ||
-        !positive(s->attention_factor)) {
-      return "yarn scaling needs positive factor, original context, beta_fast, beta_slow and attention_factor";
+    if (!positive(s->factor) || !positive(s->original_context) || !positive(s->beta_fast) ||
+        !positive(s->beta_slow) || !positive(s->attention_factor)) {
+      return "yarn scaling needs positive factor, original context, beta_fast, beta_slow and "
+             "attention_factor";
     }
   }
   return "";
@@ -113,7 +119,8 @@ absl::StatusOr<RopeTable> RopeTable::Create(const RopeConfig& config) {
   for (double inv : table.inv_freq_) {
     // Sin and Cos are for |x| <= 2^30.
     if (!(inv * static_cast<double>(config.max_positions) < 0x1p30)) {
-      return absl::InvalidArgumentError(absl::StrCat("rope: a frequency of ", inv, " is out of range"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("rope: a frequency of ", inv, " is out of range"));
     }
   }
   const auto fill = [&](std::vector<double>& out, int64_t count, int64_t step) {
@@ -143,8 +150,8 @@ void RopeTable::CosSin(int64_t position, float* cos, float* sin) const {
   }
 }
 
-void RopeTable::Apply(float* x, int64_t rows, int heads, int64_t stride, absl::Span<const int32_t> positions,
-                      ThreadPool& pool) const {
+void RopeTable::Apply(float* x, int64_t rows, int heads, int64_t stride,
+                      absl::Span<const int32_t> positions, ThreadPool& pool) const {
   CHECK_EQ(static_cast<int64_t>(positions.size()), rows);
   const int half = rotary_dim_ / 2;
   pool.ParallelFor(rows, [&](int64_t row, int) {

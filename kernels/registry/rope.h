@@ -1,7 +1,8 @@
 // Rotary position embedding. cos and sin are f32, rounded from double maths of kernels/base.
 //
-// The angle of position p is that of p - p % 256 plus that of p % 256, by the addition theorem in double: small tables for any
-// context. Rotation: (a, b) -> (a c - b s, b c + a s), products rounded apart.
+// The angle of position p is that of p - p % 256 plus that of p % 256, by the addition theorem in
+// double: small tables for any context. Rotation: (a, b) -> (a c - b s, b c + a s), products
+// rounded apart.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ struct RopeConfig {
   double theta = 10000;
   std::variant<std::monostate, Linear, Llama3, Yarn> scaling = {};
   std::vector<float> divisors = {};  // empty, or [rotary_dim / 2]: inv_freq[i] / divisors[i]
-  int64_t max_positions = 0;    // positions below it may be asked for
+  int64_t max_positions = 0;         // positions below it may be asked for
 };
 
 class RopeTable {
@@ -56,8 +57,8 @@ class RopeTable {
   RopeConfig::Pairing pairing_ = RopeConfig::Pairing::kHalves;
   double attention_factor_ = 1;
   int64_t max_positions_ = 0;
-  std::vector<double> inv_freq_;           // [rotary_dim / 2]
-  std::vector<double> fine_, coarse_;      // [256 | positions / 256][rotary_dim / 2]{cos, sin}
+  std::vector<double> inv_freq_;       // [rotary_dim / 2]
+  std::vector<double> fine_, coarse_;  // [256 | positions / 256][rotary_dim / 2]{cos, sin}
 };
 
 }  // namespace bitshard

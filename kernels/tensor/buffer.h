@@ -14,7 +14,8 @@ inline constexpr size_t kBufferAlignment = 64;
 class Buffer {
  public:
   Buffer() = default;
-  // Dies when the machine has no memory left: sizes from outside are checked against a budget before.
+  // Dies when the machine has no memory left: sizes from outside are checked against a budget
+  // before.
   explicit Buffer(size_t bytes);
 
   Buffer(Buffer&& other) noexcept

@@ -1,10 +1,13 @@
-// How keys and values lie in the paged cache. One block holds 16 consecutive positions of one sequence for one layer.
+// How keys and values lie in the paged cache. One block holds 16 consecutive positions of one
+// sequence for one layer.
 //
-// A layer's memory is [block][kv head]{K, V}, contiguous, 64-byte aligned, block b at b * block_bytes():
+// A layer's memory is [block][kv head]{K, V}, contiguous, 64-byte aligned, block b at b *
+// block_bytes():
 //   K: [head_dim][16 positions]   (a run of 16 keys is one vector: scores need no horizontal sum)
 //   V: [16 positions][head_dim]
-// Elements are of the cache type; K and V are rounded to it once, when appended. Position p of a sequence is in its block
-// table's entry p / 16 at p % 16. The memory must start zeroed; stale values beyond a sequence's end are never used.
+// Elements are of the cache type; K and V are rounded to it once, when appended. Position p of a
+// sequence is in its block table's entry p / 16 at p % 16. The memory must start zeroed; stale
+// values beyond a sequence's end are never used.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +25,9 @@ struct KvLayout {
   int head_dim = 0;
 
   int element_bytes() const { return type == KvType::kF32 ? 4 : 2; }
-  int64_t plane_bytes() const { return int64_t{kKvBlockTokens} * head_dim * element_bytes(); }  // K or V of one head
+  int64_t plane_bytes() const {
+    return int64_t{kKvBlockTokens} * head_dim * element_bytes();
+  }  // K or V of one head
   // Of one layer; a multiple of 32 bytes.
   int64_t block_bytes() const { return 2 * plane_bytes() * kv_heads; }
   int64_t k_offset(int kv_head) const { return 2 * plane_bytes() * kv_head; }

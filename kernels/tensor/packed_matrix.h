@@ -1,15 +1,20 @@
-// A rank's weight matrix [rows, cols] in the canonical form that CPU kernels read: values as the checkpoint stores them,
-// never expanded. Immutable once built; any thread may read it.
+// A rank's weight matrix [rows, cols] in the canonical form that CPU kernels read: values as the
+// checkpoint stores them, never expanded. Immutable once built; any thread may read it.
 //
-// Tile: 16 rows. Inside every run of 16 columns the storage order is `kLaneOfColumn` (the order in which P16x64 words
-// hold them), for dense types too, so that all kernels share one form of prepared activations.
-//  - Integers of b bits: P16x64-S tiles in CPU order, [row tile][64 columns][word 0..b-1][lane 0..31] of u32. Rows are
+// Tile: 16 rows. Inside every run of 16 columns the storage order is `kLaneOfColumn` (the order in
+// which P16x64 words hold them), for dense types too, so that all kernels share one form of
+// prepared activations.
+//  - Integers of b bits: P16x64-S tiles in CPU order, [row tile][64 columns][word 0..b-1][lane
+//  0..31] of u32. Rows are
 //    padded to 16, columns to 64; padded codes equal the zero point.
-//  - Scales, f16 as stored: [row tile][group]{scale[16], min[16] if has_min}, the 16 rows in the order `kScaleSlotOfRow`
-//    (the order in which kernels obtain their sums). Padded rows have scale and min 0. Groups run along the columns;
-//    the first one may have begun `first_group_offset` columns before column 0 (a cut inside a group).
-//    value = (code - zero_point) * scale, or fma(code - zero_point, scale, min) in f32.
-//  - f32, f16, bf16: [row tile][16 columns][row 0..15][16] of the storage type, columns padded to 16 with zeros.
+//  - Scales, f16 as stored: [row tile][group]{scale[16], min[16] if has_min}, the 16 rows in the
+//  order `kScaleSlotOfRow`
+//    (the order in which kernels obtain their sums). Padded rows have scale and min 0. Groups run
+//    along the columns; the first one may have begun `first_group_offset` columns before column 0
+//    (a cut inside a group). value = (code - zero_point) * scale, or fma(code - zero_point, scale,
+//    min) in f32.
+//  - f32, f16, bf16: [row tile][16 columns][row 0..15][16] of the storage type, columns padded to
+//  16 with zeros.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +57,8 @@ struct PackedSpec {
   std::string Describe() const;
 };
 
-// Bytes that the canonical form takes, tile padding included. INVALID_ARGUMENT on an impossible spec or overflow.
+// Bytes that the canonical form takes, tile padding included. INVALID_ARGUMENT on an impossible
+// spec or overflow.
 absl::StatusOr<uint64_t> PackedBytes(const PackedSpec& spec);
 
 class PackedMatrix {
@@ -98,8 +104,9 @@ class PackedMatrix {
   Buffer scales_;
 };
 
-// Takes the rows as the source has them and puts them into tiles. The memory is the matrix's own: nothing is copied.
-// Every row must be set once. Different threads may set rows of different runs of 16.
+// Takes the rows as the source has them and puts them into tiles. The memory is the matrix's own:
+// nothing is copied. Every row must be set once. Different threads may set rows of different runs
+// of 16.
 class PackedMatrixBuilder {
  public:
   // INVALID_ARGUMENT: see PackedBytes.
@@ -109,9 +116,10 @@ class PackedMatrixBuilder {
 
   const PackedSpec& spec() const { return matrix_.spec_; }
 
-  // kInt: codes[cols], scales[groups] and, with has_min, mins[groups], both as f16 bits. A row sets all of its columns.
-  // REQUIRES: codes below 2^bits.
-  void SetIntRow(uint64_t row, const uint8_t* codes, const uint16_t* scales, const uint16_t* mins = nullptr);
+  // kInt: codes[cols], scales[groups] and, with has_min, mins[groups], both as f16 bits. A row sets
+  // all of its columns. REQUIRES: codes below 2^bits.
+  void SetIntRow(uint64_t row, const uint8_t* codes, const uint16_t* scales,
+                 const uint16_t* mins = nullptr);
   // Dense types: cols values of the storage type, native byte order; no alignment needed.
   void SetDenseRow(uint64_t row, const void* values);
 

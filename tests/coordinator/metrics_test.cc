@@ -1,6 +1,9 @@
 #include "coordinator/metrics.h"
 
+#include <netinet/in.h>
 #include <string>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -28,11 +31,14 @@ CoordinatorMetrics::Info Info() {
   return info;
 }
 
-// The value of the one series of this name with these labels among its own; -1 when there is none, -2 when several fit.
-double Value(const std::string& page, const std::string& name, const std::vector<std::string>& labels = {}) {
+// The value of the one series of this name with these labels among its own; -1 when there is none,
+// -2 when several fit.
+double Value(const std::string& page, const std::string& name,
+             const std::vector<std::string>& labels = {}) {
   double value = -1;
   for (const absl::string_view line : absl::StrSplit(page, '\n')) {
-    if (!absl::StartsWith(line, name) || line.size() <= name.size() || (line[name.size()] != '{' && line[name.size()] != ' ')) {
+    if (!absl::StartsWith(line, name) || line.size() <= name.size() ||
+        (line[name.size()] != '{' && line[name.size()] != ' ')) {
       continue;
     }
     bool fits = true;
@@ -47,13 +53,19 @@ double Value(const std::string& page, const std::string& name, const std::vector
 TEST(CoordinatorMetrics, EverySeriesIsThereFromTheStartAtZero) {
   CoordinatorMetrics metrics(Info());
   const std::string page = metrics.Page();
-  EXPECT_EQ(Value(page, "bitshard_requests_total", {R"(finished_reason="worker_lost")", R"(grpc_code="UNAVAILABLE")"}), 0);
-  EXPECT_EQ(Value(page, "bitshard_requests_total", {R"(finished_reason="stop")", R"(grpc_code="OK")"}), 0);
+  EXPECT_EQ(Value(page, "bitshard_requests_total",
+                  {R"(finished_reason="worker_lost")", R"(grpc_code="UNAVAILABLE")"}),
+            0);
+  EXPECT_EQ(
+      Value(page, "bitshard_requests_total", {R"(finished_reason="stop")", R"(grpc_code="OK")"}),
+      0);
   EXPECT_EQ(Value(page, "bitshard_admission_rejections_total", {R"(reason="queue_full")"}), 0);
   EXPECT_EQ(Value(page, "bitshard_time_to_first_token_seconds_count"), 0);
   EXPECT_EQ(Value(page, "bitshard_inter_token_latency_seconds_bucket", {R"(le="0.001")"}), 0);
   EXPECT_EQ(Value(page, "bitshard_e2e_request_latency_seconds_count"), 0);
-  EXPECT_EQ(Value(page, "bitshard_generation_tokens_total", {R"(model_name="tiny")", R"(engine="0")"}), 0);
+  EXPECT_EQ(
+      Value(page, "bitshard_generation_tokens_total", {R"(model_name="tiny")", R"(engine="0")"}),
+      0);
   EXPECT_EQ(Value(page, "bitshard_step_seconds_count", {R"(kind="decode")"}), 0);
   EXPECT_EQ(Value(page, "bitshard_requests_running"), 0);
   EXPECT_EQ(Value(page, "bitshard_kv_blocks", {R"(state="quarantined")"}), 0);
@@ -63,7 +75,8 @@ TEST(CoordinatorMetrics, EverySeriesIsThereFromTheStartAtZero) {
   EXPECT_GT(Value(page, "process_resident_memory_bytes"), 0);
   EXPECT_GT(Value(page, "process_start_time_seconds"), 1e9);
   EXPECT_EQ(Value(page, "bitshard_request_prompt_tokens_bucket", {R"(le="5000")"}), 0);
-  EXPECT_EQ(Value(page, "bitshard_request_prompt_tokens_bucket", {R"(le="10000")"}), -1) << "beyond the context";
+  EXPECT_EQ(Value(page, "bitshard_request_prompt_tokens_bucket", {R"(le="10000")"}), -1)
+      << "beyond the context";
 }
 
 TEST(CoordinatorMetrics, AnEndedRequestIsCountedOnceInEverything) {
@@ -120,6 +133,34 @@ TEST(CoordinatorMetrics, GaugesComeFromTheSources) {
   EXPECT_EQ(Value(page, "bitshard_worker_up", {R"(rank="0")"}), 0);
   EXPECT_EQ(Value(page, "bitshard_worker_up", {R"(rank="1")"}), 1);
   EXPECT_EQ(Value(page, "bitshard_group_epoch"), 5);
+}
+
+// GET /metrics of a local port.
+std::string Scrape(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string answer;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+    const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+    EXPECT_EQ(write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
+    char buffer[4096];
+    for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;)
+      answer.append(buffer, static_cast<size_t>(n));
+  }
+  close(fd);
+  return answer;
+}
+
+TEST(CoordinatorMetrics, AScrapeHasCountersAndGauges) {
+  CoordinatorMetrics metrics(Info());
+  ASSERT_TRUE(metrics.Serve("127.0.0.1", 0).ok());
+  const std::string page = Scrape(metrics.port());
+  EXPECT_EQ(Value(page, "bitshard_requests_received_total"), 0);
+  EXPECT_EQ(Value(page, "bitshard_worker_up", {R"(rank="0")"}), 0);
+  EXPECT_GT(Value(page, "process_open_fds"), 0);
 }
 
 TEST(CoordinatorMetrics, ServesOnAnyPortAndNamesATakenOne) {

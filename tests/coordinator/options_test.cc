@@ -67,7 +67,8 @@ TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
   EXPECT_THAT(Refusal("token_file", "/nowhere/at/all"), HasSubstr("--token-file"));
   EXPECT_THAT(Refusal("bind", "0.0.0.0"), HasSubstr("--token-file"));
   EXPECT_THAT(Refusal("reflection", "maybe"), HasSubstr("on, off or auto"));
-  EXPECT_THAT(std::string(CoordinatorOptionsFromFlags({"model.gguf"}).status().message()), HasSubstr("model.gguf"));
+  EXPECT_THAT(std::string(CoordinatorOptionsFromFlags({"model.gguf"}).status().message()),
+              HasSubstr("model.gguf"));
 }
 
 TEST_F(OptionsTest, AnOpenAddressWithATokenIsFineAndWithoutReflection) {
@@ -82,7 +83,8 @@ TEST_F(OptionsTest, AnOpenAddressWithATokenIsFineAndWithoutReflection) {
 }
 
 TEST_F(OptionsTest, PortsMayAllBePicked) {
-  for (const char* flag : {"port", "fleet_port", "health_port", "admin_port", "metrics_port"}) Set(flag, "0");
+  for (const char* flag : {"port", "fleet_port", "health_port", "admin_port", "metrics_port"})
+    Set(flag, "0");
   EXPECT_TRUE(CoordinatorOptionsFromFlags({}).ok());
 }
 
@@ -100,7 +102,8 @@ TEST(ParseBytes, KnowsUnits) {
   EXPECT_EQ(*ParseBytes("1024"), 1024u);
   EXPECT_EQ(*ParseBytes("1.5GiB"), uint64_t{3} << 29);
   EXPECT_EQ(*ParseBytes("2G"), uint64_t{2} << 30);
-  for (const char* bad : {"", "-1", "0", "nan", "1e30", "5 apples", "GiB"}) EXPECT_FALSE(ParseBytes(bad).ok()) << bad;
+  for (const char* bad : {"", "-1", "0", "nan", "1e30", "5 apples", "GiB"})
+    EXPECT_FALSE(ParseBytes(bad).ok()) << bad;
 }
 
 }  // namespace

@@ -40,19 +40,33 @@ inline PackedMatrix RandomMatrix(const PackedSpec& spec, uint32_t seed) {
       f32[k] = normal(rng);
       half[k] = spec.type == PackedSpec::Type::kF16 ? F32ToF16(f32[k]) : F32ToBf16(f32[k]);
     }
-    builder.SetDenseRow(row, spec.type == PackedSpec::Type::kF32 ? static_cast<const void*>(f32.data()) : half.data());
+    builder.SetDenseRow(row, spec.type == PackedSpec::Type::kF32
+                                 ? static_cast<const void*>(f32.data())
+                                 : half.data());
   }
   return std::move(builder).Build();
 }
 
 inline PackedSpec Q4Spec(uint64_t rows, uint64_t cols, int offset = 0) {
-  return {.rows = rows, .cols = cols, .type = PackedSpec::Type::kInt, .bits = 4, .zero_point = 0, .group_size = 32,
-          .has_min = true, .first_group_offset = offset};
+  return {.rows = rows,
+          .cols = cols,
+          .type = PackedSpec::Type::kInt,
+          .bits = 4,
+          .zero_point = 0,
+          .group_size = 32,
+          .has_min = true,
+          .first_group_offset = offset};
 }
 
 inline PackedSpec Q8Spec(uint64_t rows, uint64_t cols, int offset = 0) {
-  return {.rows = rows, .cols = cols, .type = PackedSpec::Type::kInt, .bits = 8, .zero_point = 128, .group_size = 32,
-          .has_min = false, .first_group_offset = offset};
+  return {.rows = rows,
+          .cols = cols,
+          .type = PackedSpec::Type::kInt,
+          .bits = 8,
+          .zero_point = 128,
+          .group_size = 32,
+          .has_min = false,
+          .first_group_offset = offset};
 }
 
 }  // namespace bitshard

@@ -1,6 +1,6 @@
-// Speed of every kernel that this machine can run. Decode (m = 1) streams weights from memory: `bytes_per_second` beside that
-// of the `Read` benchmark, a plain read of as much memory in the same run, is the share of the bound. Prefill (m = 64) is
-// bound by arithmetic: `mac_per_second`.
+// Speed of every kernel that this machine can run. Decode (m = 1) streams weights from memory:
+// `bytes_per_second` beside that of the `Read` benchmark, a plain read of as much memory in the
+// same run, is the share of the bound. Prefill (m = 64) is bound by arithmetic: `mac_per_second`.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -18,10 +18,11 @@
 namespace bitshard {
 namespace {
 
-constexpr uint64_t kRows = 1536, kCols = 576;  // SmolLM2's gate_proj
+constexpr uint64_t kRows = 1536, kCols = 576;    // SmolLM2's gate_proj
 constexpr size_t kColdBytes = size_t{96} << 20;  // more than the caches hold
 
-// Several copies of one matrix, walked in turn, so that each is cold again. Made once for all kernels.
+// Several copies of one matrix, walked in turn, so that each is cold again. Made once for all
+// kernels.
 const std::vector<PackedMatrix>& Copies(const PackedSpec& spec) {
   static std::map<std::string, std::vector<PackedMatrix>> all;
   std::vector<PackedMatrix>& copies = all[spec.Describe()];
@@ -29,14 +30,15 @@ const std::vector<PackedMatrix>& Copies(const PackedSpec& spec) {
   return copies;
 }
 
-void Linear(benchmark::State& state, const LinearKernel* kernel, PackedSpec spec, ActivationMode mode, int64_t segment_cols,
-            int64_t m) {
+void Linear(benchmark::State& state, const LinearKernel* kernel, PackedSpec spec,
+            ActivationMode mode, int64_t segment_cols, int64_t m) {
   const std::vector<PackedMatrix>& matrices = Copies(spec);
   ThreadPool pool(1);
   const std::vector<float> x = RandomFloats(m * spec.cols, 2);
   PreparedActivations prepared;
   prepared.Reserve(m, spec.cols, segment_cols);
-  prepared.Prepare(x.data(), m, spec.cols, spec.cols, segment_cols, kFormF32 | kFormA16, kernel->isa, pool);
+  prepared.Prepare(x.data(), m, spec.cols, spec.cols, segment_cols, kFormF32 | kFormA16,
+                   kernel->isa, pool);
   std::vector<float> y(m * spec.rows);
   std::vector<int64_t> sums(m * spec.rows), poison(m);
   std::vector<BoundLinear> bound;
@@ -54,8 +56,9 @@ void Linear(benchmark::State& state, const LinearKernel* kernel, PackedSpec spec
     }
   }
   state.SetBytesProcessed(state.iterations() * matrices[0].bytes());
-  state.counters["mac_per_second"] = benchmark::Counter(static_cast<double>(state.iterations() * m * spec.rows * spec.cols),
-                                                        benchmark::Counter::kIsRate);
+  state.counters["mac_per_second"] =
+      benchmark::Counter(static_cast<double>(state.iterations() * m * spec.rows * spec.cols),
+                         benchmark::Counter::kIsRate);
 }
 
 void Read(benchmark::State& state) {
@@ -87,9 +90,11 @@ void Attention(benchmark::State& state, Isa isa, int64_t context, int64_t tokens
   const std::vector<float> kv = RandomFloats(context * 192, 1), q = RandomFloats(tokens * 576, 2);
   const AttentionRow all{.blocks = blocks.data(), .start = 0, .tokens = context, .first_row = 0};
   attention->Append({&all, 1}, kv.data(), kv.data(), 192, cache.data(), pool);
-  const AttentionRow row{.blocks = blocks.data(), .start = context - tokens, .tokens = tokens, .first_row = 0};
+  const AttentionRow row{
+      .blocks = blocks.data(), .start = context - tokens, .tokens = tokens, .first_row = 0};
   std::vector<float> out(tokens * 576);
-  for (auto _ : state) attention->Run({&row, 1}, q.data(), 576, cache.data(), out.data(), 576, pool);
+  for (auto _ : state)
+    attention->Run({&row, 1}, q.data(), 576, cache.data(), out.data(), 576, pool);
   state.SetBytesProcessed(state.iterations() * cache.bytes());
 }
 
@@ -98,7 +103,8 @@ void GatedActBench(benchmark::State& state, Isa isa) {
   const std::vector<float> gate = RandomFloats(1536, 1), up = RandomFloats(1536, 2);
   std::vector<float> out(1536);
   for (auto _ : state) {
-    GatedAct(Activation::kSilu, gate.data(), 1536, up.data(), 1536, 1, 1536, out.data(), 1536, isa, pool);
+    GatedAct(Activation::kSilu, gate.data(), 1536, up.data(), 1536, 1, 1536, out.data(), 1536, isa,
+             pool);
   }
   state.SetBytesProcessed(state.iterations() * 3 * 1536 * 4);
 }
@@ -130,14 +136,17 @@ void RegisterAll() {
   };
   for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
     if (!HasIsa(kernel->isa) || std::strncmp(kernel->name, "reference", 9) == 0) continue;
-    const ActivationMode mode = kernel->form == kFormA16 ? ActivationMode::kA16 : ActivationMode::kF32;
+    const ActivationMode mode =
+        kernel->form == kFormA16 ? ActivationMode::kA16 : ActivationMode::kF32;
     for (const auto& [format, spec] : specs) {
-      if (FormOf(spec, mode) != kernel->form || (mode == ActivationMode::kA16 && kernel->form != kFormA16)) continue;
+      if (FormOf(spec, mode) != kernel->form ||
+          (mode == ActivationMode::kA16 && kernel->form != kFormA16))
+        continue;
       if (!kernel->refuses({.weight = &spec, .mode = mode, .segment_cols = 0}).empty()) continue;
       for (int64_t m : {1, 64}) {
         for (int64_t segment : {0, 64}) {
-          const std::string name = std::string(kernel->name) + "/" + format + "/m=" + std::to_string(m) +
-                                   (segment == 0 ? "" : "/segments");
+          const std::string name = std::string(kernel->name) + "/" + format +
+                                   "/m=" + std::to_string(m) + (segment == 0 ? "" : "/segments");
           benchmark::RegisterBenchmark(name.c_str(), &Linear, kernel, spec, mode, segment, m);
         }
       }
@@ -146,9 +155,12 @@ void RegisterAll() {
   for (Isa isa : kAllIsas) {
     if (!HasIsa(isa)) continue;
     const std::string suffix = "/" + std::string(IsaName(isa));
-    benchmark::RegisterBenchmark(("attention/decode/context=256" + suffix).c_str(), &Attention, isa, 256, 1);
-    benchmark::RegisterBenchmark(("attention/decode/context=2048" + suffix).c_str(), &Attention, isa, 2048, 1);
-    benchmark::RegisterBenchmark(("attention/prefill=64/context=512" + suffix).c_str(), &Attention, isa, 512, 64);
+    benchmark::RegisterBenchmark(("attention/decode/context=256" + suffix).c_str(), &Attention, isa,
+                                 256, 1);
+    benchmark::RegisterBenchmark(("attention/decode/context=2048" + suffix).c_str(), &Attention,
+                                 isa, 2048, 1);
+    benchmark::RegisterBenchmark(("attention/prefill=64/context=512" + suffix).c_str(), &Attention,
+                                 isa, 512, 64);
     benchmark::RegisterBenchmark(("gated_act" + suffix).c_str(), &GatedActBench, isa);
     benchmark::RegisterBenchmark(("rms_norm" + suffix).c_str(), &RmsNormBench, isa);
     benchmark::RegisterBenchmark(("prepare" + suffix).c_str(), &PrepareBench, isa);

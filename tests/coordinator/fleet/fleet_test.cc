@@ -1,5 +1,7 @@
 // The fleet port with real streams: scripted workers over loopback gRPC against WorkerFleet.
 
+#include "coordinator/fleet/fleet.h"
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -9,13 +11,11 @@
 #include <string>
 #include <vector>
 
-#include <grpcpp/grpcpp.h>
-
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include <grpcpp/grpcpp.h>
 
-#include "coordinator/fleet/fleet.h"
 #include "proto/worker.grpc.pb.h"
 #include "tests/coordinator/fleet/group_harness.h"
 
@@ -28,8 +28,12 @@ using ::testing::HasSubstr;
 // What the engine would hear.
 class Listener : public StepListener {
  public:
-  void OnGroupReady(const GroupInfo& info) override { Add(absl::StrCat("ready ", info.term, "/", info.epoch)); }
-  void OnStepDone(std::unique_ptr<internal::StepResult> result) override { Add(absl::StrCat("step ", result->step())); }
+  void OnGroupReady(const GroupInfo& info) override {
+    Add(absl::StrCat("ready ", info.term, "/", info.epoch));
+  }
+  void OnStepDone(std::unique_ptr<internal::StepResult> result) override {
+    Add(absl::StrCat("step ", result->step()));
+  }
   void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) override {
     Add(absl::StrCat("lost ", term, "/", epoch, " ", why.message()));
   }
@@ -63,7 +67,8 @@ class ScriptedWorker {
   ScriptedWorker(int port, int number) : number_(number) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments);
+    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port),
+                                         grpc::InsecureChannelCredentials(), arguments);
     stream_ = internal::Fleet::NewStub(channel_)->Connect(&context_);
   }
   ~ScriptedWorker() { Vanish(); }
@@ -118,7 +123,8 @@ class ScriptedWorker {
   bool finished_ = false;
   std::shared_ptr<grpc::Channel> channel_;
   grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<internal::WorkerMessage, internal::CoordinatorMessage>> stream_;
+  std::unique_ptr<grpc::ClientReaderWriter<internal::WorkerMessage, internal::CoordinatorMessage>>
+      stream_;
 };
 
 // Answers everything up to Ready, phase by phase: each phase waits for all ranks.

@@ -1,4 +1,5 @@
-// A Group under a virtual clock with scripted workers: what the tests of the fleet's state machine have in common.
+// A Group under a virtual clock with scripted workers: what the tests of the fleet's state machine
+// have in common.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,8 @@ class GroupHarness : public GroupOutput {
       plans[rank].set_world(world);
       plans[rank].set_digest(absl::StrCat("digest-", rank));
       plans[rank].mutable_graph()->add_nodes()->mutable_rms_norm();
-      internal::Attention& attention = *plans[rank].mutable_graph()->add_nodes()->mutable_attention();
+      internal::Attention& attention =
+          *plans[rank].mutable_graph()->add_nodes()->mutable_attention();
       attention.set_kv_heads(1);
       attention.set_head_dim(8);
     }
@@ -47,13 +49,18 @@ class GroupHarness : public GroupOutput {
   }
 
   explicit GroupHarness(uint32_t world) : GroupHarness(DefaultOptions(world)) {}
-  explicit GroupHarness(GroupOptions options) : group(std::move(options), this) { InitLogging("test", "error"); }
+  explicit GroupHarness(GroupOptions options) : group(std::move(options), this) {
+    InitLogging("test", "error");
+  }
 
   // GroupOutput: what came out, as text and whole.
-  void Send(absl::Span<const ConnectionId> to, const internal::CoordinatorMessage& message) override {
+  void Send(absl::Span<const ConnectionId> to,
+            const internal::CoordinatorMessage& message) override {
     for (const ConnectionId connection : to) sent[connection].push_back(message);
   }
-  void Close(ConnectionId connection, const absl::Status& why) override { closed[connection] = why; }
+  void Close(ConnectionId connection, const absl::Status& why) override {
+    closed[connection] = why;
+  }
   void OnGroupReady(const GroupInfo& info) override {
     infos.push_back(info);
     events.push_back(absl::StrCat("ready ", info.term, "/", info.epoch));
@@ -112,7 +119,8 @@ class GroupHarness : public GroupOutput {
       m.mutable_quiesced()->set_weights_intact(intact);
     });
   }
-  void Fail(ConnectionId connection, absl::StatusCode code, uint64_t epoch, const std::string& text) {
+  void Fail(ConnectionId connection, absl::StatusCode code, uint64_t epoch,
+            const std::string& text) {
     Receive(connection, [&](auto& m) {
       m.mutable_failure()->set_code(static_cast<uint32_t>(code));
       m.mutable_failure()->set_epoch(epoch);
@@ -160,7 +168,8 @@ class GroupHarness : public GroupOutput {
     return connections;
   }
 
-  // Time passes in ticks of 50 ms; workers in `alive` send a heartbeat of unchanged content each tick.
+  // Time passes in ticks of 50 ms; workers in `alive` send a heartbeat of unchanged content each
+  // tick.
   void Pass(absl::Duration time, const std::vector<ConnectionId>& alive) {
     const absl::Time end = now + time;
     while (now < end) {

@@ -233,7 +233,8 @@ TEST(Group, ResultsAreGivenOutInOrderWhenEveryRankHasAcked) {
 }
 
 TEST(Group, AGapOrAResultOfTheFutureOrOfAnotherRankEndsTheEpoch) {
-  for (const auto& [rank, step] : std::vector<std::pair<uint32_t, uint64_t>>{{1, 2}, {1, 3}, {0, 1}}) {
+  for (const auto& [rank, step] :
+       std::vector<std::pair<uint32_t, uint64_t>>{{1, 2}, {1, 3}, {0, 1}}) {
     GroupHarness h(2);
     h.BringUp(2);
     h.Submit(1);
@@ -282,7 +283,8 @@ TEST(Group, NoRoomForABlockIsHopeless) {
 
 TEST(Group, PlansThatCannotBeMadeAreHopelessOnce) {
   GroupOptions options = GroupHarness::DefaultOptions(1);
-  options.build_plans = [](const std::vector<double>&) -> absl::StatusOr<std::vector<internal::RankPlan>> {
+  options.build_plans =
+      [](const std::vector<double>&) -> absl::StatusOr<std::vector<internal::RankPlan>> {
     return absl::InvalidArgumentError("shares");
   };
   GroupHarness h(options);

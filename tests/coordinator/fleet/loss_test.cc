@@ -1,4 +1,5 @@
-// The fleet's state machine when things break: death in every phase, silence, stalls, failures, and who is blamed.
+// The fleet's state machine when things break: death in every phase, silence, stalls, failures, and
+// who is blamed.
 
 #include <random>
 #include <string>
@@ -59,7 +60,8 @@ TEST(GroupLoss, DeathWhileReadyIsReportedAtOnceAndNamesTheRank) {
   h.group.Disconnected(2, h.now);
   EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1"));
   EXPECT_EQ(h.losses[0].code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(h.losses[0].message()), HasSubstr("rank 1 (pid 102 on host): connection closed"));
+  EXPECT_THAT(std::string(h.losses[0].message()),
+              HasSubstr("rank 1 (pid 102 on host): connection closed"));
   EXPECT_EQ(h.Count(1, Message::kEndEpoch), 1);
 }
 
@@ -81,7 +83,8 @@ TEST(GroupLoss, WhoDoesNotComeToRestIsLost) {
   h.group.Disconnected(2, h.now);
   h.Pass(absl::Seconds(4), {1});
   EXPECT_EQ(h.closed.count(1), 1u);
-  EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1")) << "one loss, however many ranks go with it";
+  EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1"))
+      << "one loss, however many ranks go with it";
   EXPECT_EQ(h.group.state(), Group::State::kWaiting);
 }
 
@@ -129,7 +132,8 @@ TEST(GroupLoss, AStallBlamesTheRankThatIsBehind) {
   EXPECT_THAT(h.events, ElementsAre("ready 1/1"));
   h.Pass(absl::Milliseconds(300), {1, 2});
   EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1"));
-  EXPECT_THAT(std::string(h.losses[0].message()), HasSubstr("rank 1 (pid 102 on host): no progress"));
+  EXPECT_THAT(std::string(h.losses[0].message()),
+              HasSubstr("rank 1 (pid 102 on host): no progress"));
 }
 
 TEST(GroupLoss, AStallOfAllInOnePlaceBlamesTheLink) {
@@ -300,8 +304,8 @@ TEST(GroupLoss, LeavingIsALossWithItsReason) {
   EXPECT_THAT(std::string(h.losses[0].message()), HasSubstr("is leaving: SIGTERM"));
 }
 
-// Whatever workers say and whenever they go: ready and lost alternate, steps come in order and only in between, nothing
-// dies.
+// Whatever workers say and whenever they go: ready and lost alternate, steps come in order and only
+// in between, nothing dies.
 TEST(GroupLoss, AnyOrderOfEventsKeepsTheListenersContract) {
   for (uint32_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
@@ -333,10 +337,18 @@ TEST(GroupLoss, AnyOrderOfEventsKeepsTheListenersContract) {
             std::erase(alive, c);
           }
           break;
-        case 2: if (c) h.Loaded(c); break;
-        case 3: if (c) h.Joined(c); break;
-        case 4: if (c) h.Ready(c); break;
-        case 5: if (c) h.Quiesced(c, pick(2)); break;
+        case 2:
+          if (c) h.Loaded(c);
+          break;
+        case 3:
+          if (c) h.Joined(c);
+          break;
+        case 4:
+          if (c) h.Ready(c);
+          break;
+        case 5:
+          if (c) h.Quiesced(c, pick(2));
+          break;
         case 6:
         case 7:
           if (h.group.state() == Group::State::kReady && submitted < 1000) h.Submit(++submitted);
@@ -346,13 +358,22 @@ TEST(GroupLoss, AnyOrderOfEventsKeepsTheListenersContract) {
           if (c && !h.infos.empty()) {
             const GroupSnapshot snapshot = h.group.Snapshot(h.now);
             for (const auto& rank : snapshot.ranks) {
-              if (rank.present && rank.pid == 100 + static_cast<int64_t>(c)) h.Result(c, rank.rank, rank.acked_step + (pick(20) != 0));
+              if (rank.present && rank.pid == 100 + static_cast<int64_t>(c))
+                h.Result(c, rank.rank, rank.acked_step + (pick(20) != 0));
             }
           }
           break;
-        case 10: if (c && pick(4) == 0) h.Fail(c, pick(2) ? absl::StatusCode::kInternal : absl::StatusCode::kUnavailable, pick(2) ? h.Epoch() : 0, "x"); break;
-        case 11: if (c) h.Heartbeat(c, pick(3), pick(3), pick(2)); break;
-        case 12: h.Pass(absl::Milliseconds(50 * (1 + pick(20))), alive); break;
+        case 10:
+          if (c && pick(4) == 0)
+            h.Fail(c, pick(2) ? absl::StatusCode::kInternal : absl::StatusCode::kUnavailable,
+                   pick(2) ? h.Epoch() : 0, "x");
+          break;
+        case 11:
+          if (c) h.Heartbeat(c, pick(3), pick(3), pick(2));
+          break;
+        case 12:
+          h.Pass(absl::Milliseconds(50 * (1 + pick(20))), alive);
+          break;
       }
     }
     bool ready = false;

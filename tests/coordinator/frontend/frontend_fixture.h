@@ -1,15 +1,15 @@
-// A FrontendServer over a FakeEngine and a tokenizer of bytes, with a client: what the frontend's tests have in common.
+// A FrontendServer over a FakeEngine and a tokenizer of bytes, with a client: what the frontend's
+// tests have in common.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
-
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
 
 #include "coordinator/frontend/server.h"
 #include "kernels/base/log.h"
@@ -23,7 +23,8 @@
 namespace bitshard {
 
 inline constexpr char kTestTemplate[] =
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if "
+    "add_generation_prompt %}<a>{% endif %}";
 
 class FrontendTest : public ::testing::Test {
  protected:
@@ -46,7 +47,9 @@ class FrontendTest : public ::testing::Test {
 
   void StartServer() {
     options_.admin.group = [this] { return group_; };
-    options_.admin.drain = [this](std::optional<absl::Duration> timeout) { drained_ = timeout.value_or(absl::Seconds(77)); };
+    options_.admin.drain = [this](std::optional<absl::Duration> timeout) {
+      drained_ = timeout.value_or(absl::Seconds(77));
+    };
     options_.admin.version = "test";
     auto server = FrontendServer::Start(options_, &engine_, &model_, &metrics_);
     ASSERT_TRUE(server.ok()) << server.status();
@@ -57,7 +60,8 @@ class FrontendTest : public ::testing::Test {
 
   static std::shared_ptr<grpc::Channel> Channel(int port, grpc::ChannelArguments arguments = {}) {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments);
+    return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port),
+                                     grpc::InsecureChannelCredentials(), arguments);
   }
 
   static v1::GenerateRequest Request(const std::string& text = "abc") {
@@ -119,7 +123,8 @@ inline std::vector<std::string> BadFields(const absl::Status& status) {
   std::vector<std::string> fields;
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
     google::rpc::BadRequest bad;
-    if (url == "type.googleapis.com/google.rpc.BadRequest" && bad.ParseFromString(std::string(payload))) {
+    if (url == "type.googleapis.com/google.rpc.BadRequest" &&
+        bad.ParseFromString(std::string(payload))) {
       for (const auto& violation : bad.field_violations()) fields.push_back(violation.field());
     }
   });

@@ -1,4 +1,5 @@
-// Generate and Complete over real gRPC: streams, ends, cancellation, deadlines, slow readers, errors with their details.
+// Generate and Complete over real gRPC: streams, ends, cancellation, deadlines, slow readers,
+// errors with their details.
 
 #include <string>
 #include <thread>
@@ -338,7 +339,8 @@ TEST_F(SlowReaderTest, AClientThatDoesNotReadIsEndedAndTheEngineIsTold) {
   if (status.code() == absl::StatusCode::kResourceExhausted) {
     EXPECT_EQ(ErrorReason(status), "SLOW_READER");
   } else {
-    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;  // it came too late even for that
+    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled)
+        << status;  // it came too late even for that
   }
 }
 

@@ -13,10 +13,10 @@
 namespace bitshard {
 namespace {
 
-using ::testing::HasSubstr;
 using grpc::health::v1::Health;
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
+using ::testing::HasSubstr;
 
 EngineStats Ready() {
   EngineStats stats;
@@ -37,7 +37,8 @@ class HealthTest : public FrontendTest {
   HealthCheckResponse::ServingStatus Check(int port, const std::string& service) {
     grpc::ClientContext context;
     HealthCheckResponse response;
-    const grpc::Status status = Health::NewStub(Channel(port))->Check(&context, Named(service), &response);
+    const grpc::Status status =
+        Health::NewStub(Channel(port))->Check(&context, Named(service), &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response.status();
   }
@@ -55,7 +56,8 @@ class HealthTest : public FrontendTest {
 };
 
 TEST_F(HealthTest, EveryPortSaysTheSame) {
-  for (const int port : {server_->ports().inference, server_->ports().admin, server_->ports().health}) {
+  for (const int port :
+       {server_->ports().inference, server_->ports().admin, server_->ports().health}) {
     EXPECT_EQ(Check(port, ""), HealthCheckResponse::NOT_SERVING);
     EXPECT_EQ(Check(port, "readiness"), HealthCheckResponse::NOT_SERVING);
     EXPECT_EQ(Check(port, "startup"), HealthCheckResponse::NOT_SERVING);
@@ -87,7 +89,8 @@ TEST_F(HealthTest, UnknownServicesAreNotFoundAndWatchedAsUnknown) {
   grpc::ClientContext context;
   HealthCheckResponse response;
   const auto stub = Health::NewStub(channel_);
-  EXPECT_EQ(stub->Check(&context, Named("what"), &response).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(stub->Check(&context, Named("what"), &response).error_code(),
+            grpc::StatusCode::NOT_FOUND);
   grpc::ClientContext watch;
   auto stream = stub->Watch(&watch, Named("what"));
   ASSERT_TRUE(stream->Read(&response));
@@ -97,7 +100,8 @@ TEST_F(HealthTest, UnknownServicesAreNotFoundAndWatchedAsUnknown) {
 }
 
 TEST_F(HealthTest, MalformedHealthRequestsAreInvalidArgument) {
-  EXPECT_EQ(Raw("/grpc.health.v1.Health/Check", "\x0a\x01\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Raw("/grpc.health.v1.Health/Check", "\x0a\x01\xff").error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST(Readiness, NeedsAReadyGroupProgressAndNoDrain) {
@@ -108,7 +112,8 @@ TEST(Readiness, NeedsAReadyGroupProgressAndNoDrain) {
   EXPECT_FALSE(JudgeReadiness(stats, true, absl::Seconds(5), now).ready);
   stats.last_progress = now - absl::Seconds(6);
   EXPECT_FALSE(JudgeReadiness(stats, false, absl::Seconds(5), now).ready);
-  EXPECT_THAT(JudgeReadiness(stats, false, absl::Seconds(5), now).reason, HasSubstr("no step has ended"));
+  EXPECT_THAT(JudgeReadiness(stats, false, absl::Seconds(5), now).reason,
+              HasSubstr("no step has ended"));
   for (const auto state : {EngineStats::GroupState::kForming, EngineStats::GroupState::kLost}) {
     stats = Ready();
     stats.group = state;
@@ -124,10 +129,23 @@ class AdminTest : public FrontendTest {
     group_.epoch = 4;
     group_.world = 2;
     group_.ranks.resize(2);
-    group_.ranks[0] = {.rank = 0, .present = true, .phase = Member::Phase::kReady, .host = "h", .pid = 9, .device = "cpu",
-                       .isa = "avx2", .step = 5, .op = 6, .acked_step = 5, .busy = true,
-                       .heartbeat_age = absl::Milliseconds(20), .done_bytes = 0, .total_bytes = 0, .weight_bytes = 100,
-                       .read_bytes = 100, .kernels = {"linear q4_1 cpu/x"}};
+    group_.ranks[0] = {.rank = 0,
+                       .present = true,
+                       .phase = Member::Phase::kReady,
+                       .host = "h",
+                       .pid = 9,
+                       .device = "cpu",
+                       .isa = "avx2",
+                       .step = 5,
+                       .op = 6,
+                       .acked_step = 5,
+                       .busy = true,
+                       .heartbeat_age = absl::Milliseconds(20),
+                       .done_bytes = 0,
+                       .total_bytes = 0,
+                       .weight_bytes = 100,
+                       .read_bytes = 100,
+                       .kernels = {"linear q4_1 cpu/x"}};
     group_.ranks[1].rank = 1;
     StartServer();
     admin_ = v1::Admin::NewStub(Channel(server_->ports().admin));
@@ -167,7 +185,8 @@ TEST_F(AdminTest, WatchStatusSendsAgainAndAgain) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
   grpc::ClientContext hasty;
   request.mutable_interval()->set_nanos(1);
-  EXPECT_EQ(admin_->WatchStatus(&hasty, request)->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(admin_->WatchStatus(&hasty, request)->Finish().error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(AdminTest, ReportsLoadAndDrain) {
@@ -196,7 +215,9 @@ TEST_F(AdminTest, ReportsLoadAndDrain) {
 TEST_F(AdminTest, TheAdminFaceIsNotOnThePublicPort) {
   grpc::ClientContext context;
   v1::GetStatusResponse response;
-  EXPECT_EQ(v1::Admin::NewStub(channel_)->GetStatus(&context, v1::GetStatusRequest(), &response).error_code(),
+  EXPECT_EQ(v1::Admin::NewStub(channel_)
+                ->GetStatus(&context, v1::GetStatusRequest(), &response)
+                .error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }
 

@@ -1,4 +1,5 @@
-// What comes in broken, wrong or not built: every such request is refused with the status of the contract.
+// What comes in broken, wrong or not built: every such request is refused with the status of the
+// contract.
 
 #include <cmath>
 #include <functional>
@@ -7,9 +8,9 @@
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
 
-#include "google/protobuf/descriptor.h"
 #include "tests/coordinator/frontend/frontend_fixture.h"
 
 namespace bitshard {
@@ -26,29 +27,35 @@ class ValidationTest : public FrontendTest {
 };
 
 TEST_F(ValidationTest, MalformedBytesAreInvalidArgumentEverywhere) {
-  for (const char* method : {"Generate", "Complete", "Score", "Embed", "Tokenize", "Detokenize", "ApplyChatTemplate",
-                             "ListModels", "Abort"}) {
+  for (const char* method : {"Generate", "Complete", "Score", "Embed", "Tokenize", "Detokenize",
+                             "ApplyChatTemplate", "ListModels", "Abort"}) {
     const std::string name = absl::StrCat("/bitshard.v1.Inference/", method);
     const grpc::Status broken = Raw(name, "\x0a\xff\xff\xff\xff\x7f");
-    EXPECT_EQ(broken.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method << ": " << broken.error_message();
+    EXPECT_EQ(broken.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+        << method << ": " << broken.error_message();
     EXPECT_THAT(broken.error_message(), HasSubstr(absl::StrCat(method, "Request")));
   }
 }
 
 TEST_F(ValidationTest, InvalidUtf8IsInvalidArgument) {
   // Field 3 of Generate and Complete, 2 of Tokenize: a string of one byte 0xff.
-  EXPECT_EQ(Raw("/bitshard.v1.Inference/Generate", "\x1a\x01\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(Raw("/bitshard.v1.Inference/Complete", "\x1a\x01\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(Raw("/bitshard.v1.Inference/Tokenize", "\x12\x01\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Raw("/bitshard.v1.Inference/Generate", "\x1a\x01\xff").error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Raw("/bitshard.v1.Inference/Complete", "\x1a\x01\xff").error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Raw("/bitshard.v1.Inference/Tokenize", "\x12\x01\xff").error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(engine_.submitted(), 0u);
 }
 
 TEST_F(ValidationTest, UnknownFieldsAreIgnored) {
-  EXPECT_TRUE(Raw("/bitshard.v1.Inference/Tokenize", std::string("\x12\x01z\xfa\x3f\x01z", 7)).ok());
+  EXPECT_TRUE(
+      Raw("/bitshard.v1.Inference/Tokenize", std::string("\x12\x01z\xfa\x3f\x01z", 7)).ok());
 }
 
 TEST_F(ValidationTest, EachWrongFieldIsNamed) {
-  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              inf = std::numeric_limits<float>::infinity();
   struct Case {
     std::string field;
     std::function<void(v1::GenerateRequest&)> change;
@@ -59,10 +66,12 @@ TEST_F(ValidationTest, EachWrongFieldIsNamed) {
       {"text", [](auto& r) { r.set_text(std::string(64, 'a')); }},
       {"text", [](auto& r) { r.set_text(std::string(100'000, 'a')); }},
       {"tokens.ids", [](auto& r) { r.mutable_tokens(); }},
-      {"tokens.ids[1]", [](auto& r) { r.mutable_tokens()->add_ids(1), r.mutable_tokens()->add_ids(257); }},
+      {"tokens.ids[1]",
+       [](auto& r) { r.mutable_tokens()->add_ids(1), r.mutable_tokens()->add_ids(257); }},
       {"tokens.ids[0]", [](auto& r) { r.mutable_tokens()->add_ids(4'000'000'000u); }},
       {"chat.messages", [](auto& r) { r.mutable_chat(); }},
-      {"chat.messages[0].role", [](auto& r) { r.mutable_chat()->add_messages()->set_content("x"); }},
+      {"chat.messages[0].role",
+       [](auto& r) { r.mutable_chat()->add_messages()->set_content("x"); }},
       {"max_tokens", [](auto& r) { r.set_max_tokens(0); }},
       {"max_tokens", [](auto& r) { r.set_max_tokens(62); }},
       {"max_tokens", [](auto& r) { r.set_max_tokens(0x7fffffff); }},
@@ -75,15 +84,29 @@ TEST_F(ValidationTest, EachWrongFieldIsNamed) {
       {"sampling.top_p", [&](auto& r) { r.mutable_sampling()->set_top_p(nan); }},
       {"sampling.min_p", [](auto& r) { r.mutable_sampling()->set_min_p(-1); }},
       {"sampling.presence_penalty", [](auto& r) { r.mutable_sampling()->set_presence_penalty(3); }},
-      {"sampling.frequency_penalty", [&](auto& r) { r.mutable_sampling()->set_frequency_penalty(nan); }},
-      {"sampling.repetition_penalty", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(0); }},
-      {"sampling.logit_bias[5]", [&](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = inf; }},
-      {"stop.strings", [](auto& r) { for (int i = 0; i < 17; ++i) r.mutable_stop()->add_strings("x"); }},
-      {"stop.strings", [](auto& r) { for (int i = 0; i < 100'000; ++i) r.mutable_stop()->add_strings("x"); }},
+      {"sampling.frequency_penalty",
+       [&](auto& r) { r.mutable_sampling()->set_frequency_penalty(nan); }},
+      {"sampling.repetition_penalty",
+       [](auto& r) { r.mutable_sampling()->set_repetition_penalty(0); }},
+      {"sampling.logit_bias[5]",
+       [&](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = inf; }},
+      {"stop.strings",
+       [](auto& r) {
+         for (int i = 0; i < 17; ++i) r.mutable_stop()->add_strings("x");
+       }},
+      {"stop.strings",
+       [](auto& r) {
+         for (int i = 0; i < 100'000; ++i) r.mutable_stop()->add_strings("x");
+       }},
       {"stop.strings[0]", [](auto& r) { r.mutable_stop()->add_strings(""); }},
       {"stop.strings[1]",
-       [](auto& r) { r.mutable_stop()->add_strings("x"), r.mutable_stop()->add_strings(std::string(257, 'x')); }},
-      {"stop.token_ids", [](auto& r) { for (int i = 0; i < 65; ++i) r.mutable_stop()->add_token_ids(1); }},
+       [](auto& r) {
+         r.mutable_stop()->add_strings("x"), r.mutable_stop()->add_strings(std::string(257, 'x'));
+       }},
+      {"stop.token_ids",
+       [](auto& r) {
+         for (int i = 0; i < 65; ++i) r.mutable_stop()->add_token_ids(1);
+       }},
       {"stop.token_ids[0]", [](auto& r) { r.mutable_stop()->add_token_ids(257); }},
       {"output.top_logprobs", [](auto& r) { r.mutable_output()->set_top_logprobs(21); }},
       {"constraint", [](auto& r) { r.mutable_constraint(); }},
@@ -110,7 +133,8 @@ TEST_F(ValidationTest, AllWrongFieldsAreNamedAtOnce) {
   request.set_max_tokens(0);
   request.mutable_sampling()->set_temperature(-1);
   request.mutable_stop()->add_strings("");
-  EXPECT_THAT(BadFields(Refused(request)), UnorderedElementsAre("max_tokens", "sampling.temperature", "stop.strings[0]"));
+  EXPECT_THAT(BadFields(Refused(request)),
+              UnorderedElementsAre("max_tokens", "sampling.temperature", "stop.strings[0]"));
 }
 
 TEST_F(ValidationTest, WhatIsNotBuiltIsUnimplementedAndNamesTheField) {
@@ -128,12 +152,19 @@ TEST_F(ValidationTest, WhatIsNotBuiltIsUnimplementedAndNamesTheField) {
       {"output.status_events", [](auto& r) { r.mutable_output()->set_status_events(true); }},
       {"service_class", [](auto& r) { r.set_service_class(v1::SERVICE_CLASS_BATCH); }},
       {"sampling.presence_penalty", [](auto& r) { r.mutable_sampling()->set_presence_penalty(1); }},
-      {"sampling.repetition_penalty", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1f); }},
-      {"sampling.logit_bias", [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = 1; }},
+      {"sampling.repetition_penalty",
+       [](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1f); }},
+      {"sampling.logit_bias",
+       [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = 1; }},
       {"chat.tools",
-       [](auto& r) { r.mutable_chat()->add_messages()->set_role("user"), r.mutable_chat()->add_tools(); }},
+       [](auto& r) {
+         r.mutable_chat()->add_messages()->set_role("user"), r.mutable_chat()->add_tools();
+       }},
       {"chat.messages[0].media",
-       [](auto& r) { r.mutable_chat()->add_messages()->set_role("user"), r.mutable_chat()->mutable_messages(0)->add_media(); }},
+       [](auto& r) {
+         r.mutable_chat()->add_messages()->set_role("user"),
+             r.mutable_chat()->mutable_messages(0)->add_media();
+       }},
   };
   for (const Case& c : cases) {
     v1::GenerateRequest request = Request();
@@ -179,7 +210,8 @@ TEST_F(ValidationTest, ScoreAndEmbedSayWhatIsBuilt) {
   const grpc::Status first = stub_->Score(&a, v1::ScoreRequest(), &score);
   EXPECT_EQ(first.error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_THAT(first.error_message(), HasSubstr("Generate"));
-  EXPECT_EQ(stub_->Embed(&b, v1::EmbedRequest(), &embed).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(stub_->Embed(&b, v1::EmbedRequest(), &embed).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
 }
 
 TEST_F(ValidationTest, TokenizeAndBack) {
@@ -199,7 +231,8 @@ TEST_F(ValidationTest, TokenizeAndBack) {
   EXPECT_EQ(text.text(), "h\xc3\xa9");
   detokenize.add_token_ids(257);
   grpc::ClientContext c;
-  EXPECT_THAT(BadFields(FromGrpc(stub_->Detokenize(&c, detokenize, &text))), ElementsAre("token_ids[3]"));
+  EXPECT_THAT(BadFields(FromGrpc(stub_->Detokenize(&c, detokenize, &text))),
+              ElementsAre("token_ids[3]"));
 }
 
 TEST_F(ValidationTest, TextsTooLongToFitAreNotTokenized) {
@@ -207,7 +240,8 @@ TEST_F(ValidationTest, TextsTooLongToFitAreNotTokenized) {
   tokenize.set_text(std::string(64 * 256 + 1, 'x'));
   v1::TokenizeResponse tokens;
   grpc::ClientContext a;
-  EXPECT_EQ(stub_->Tokenize(&a, tokenize, &tokens).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(stub_->Tokenize(&a, tokenize, &tokens).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(ValidationTest, ApplyChatTemplateShowsThePrompt) {

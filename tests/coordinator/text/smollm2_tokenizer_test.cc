@@ -56,7 +56,8 @@ TEST_F(SmolLm2, ItsChatTemplateMakesControlTokens) {
   const auto chat =
       ChatTemplate::Parse(checkpoint_.chat_template, checkpoint_.bos_token, checkpoint_.eos_token);
   ASSERT_TRUE(chat.ok()) << chat.status();
-  const auto prompt = chat->Render({{{"user", "Hi"}}}, /*add_generation_prompt=*/true);
+  const std::vector<ChatMessage> messages = {{"user", "Hi"}};
+  const auto prompt = chat->Render(messages, /*add_generation_prompt=*/true);
   ASSERT_TRUE(prompt.ok()) << prompt.status();
   const auto ids = tokenizer_->Encode(*prompt, {.add_special = false, .parse_special = true});
   ASSERT_TRUE(ids.ok()) << ids.status();

@@ -15,7 +15,8 @@ namespace {
 double F16Definition(uint32_t bits) {
   const int exponent = (bits >> 10) & 31;
   const int mantissa = bits & 1023;
-  double value = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  double value =
+      exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
   if (exponent == 31) value = mantissa == 0 ? INFINITY : NAN;
   return bits & 0x8000 ? -value : value;
 }
@@ -57,12 +58,15 @@ TEST(FloatTypes, EveryBf16PatternComesBack) {
   }
 }
 
-// Around the middle of each pair of positive neighbours: below rounds down, above up, the middle to even.
+// Around the middle of each pair of positive neighbours: below rounds down, above up, the middle to
+// even.
 template <typename ToF32, typename FromF32>
 void CheckRounding(uint32_t infinity, ToF32 to_f32, FromF32 from_f32) {
   for (uint32_t bits = 0; bits + 1 < infinity; ++bits) {
-    const double low = to_f32(static_cast<uint16_t>(bits)), high = to_f32(static_cast<uint16_t>(bits + 1));
-    const float middle = static_cast<float>((low + high) / 2);  // has one more bit than the type: exact in f32
+    const double low = to_f32(static_cast<uint16_t>(bits)),
+                 high = to_f32(static_cast<uint16_t>(bits + 1));
+    const float middle =
+        static_cast<float>((low + high) / 2);  // has one more bit than the type: exact in f32
     const uint32_t even = bits & 1 ? bits + 1 : bits;
     for (uint32_t sign : {0u, 0x8000u}) {
       const float s = sign ? -1.0f : 1.0f;

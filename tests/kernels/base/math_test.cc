@@ -1,5 +1,5 @@
-// The own mathematics: error against the C library's double (or long double) functions, special values, and a fixed digest
-// of many results, which must be the same on every machine and build.
+// The own mathematics: error against the C library's double (or long double) functions, special
+// values, and a fixed digest of many results, which must be the same on every machine and build.
 #include "kernels/base/math.h"
 
 #include <bit>
@@ -21,7 +21,8 @@ template <typename T>
 double Ulps(T got, long double exact) {
   const T rounded = static_cast<T>(exact);
   const T next = std::nextafter(std::fabs(rounded), std::numeric_limits<T>::infinity());
-  const long double ulp = static_cast<long double>(next) - std::fabs(static_cast<long double>(rounded));
+  const long double ulp =
+      static_cast<long double>(next) - std::fabs(static_cast<long double>(rounded));
   return static_cast<double>(std::fabs(static_cast<long double>(got) - exact) / ulp);
 }
 
@@ -54,16 +55,20 @@ TEST(Math, DoubleFunctionsAreWithinTwoUlps) {
   for (int i = 0; i < 200000; ++i) {
     const double x = unit(rng);
     const double exponent = 700 * x;
-    exp_worst = std::max(exp_worst, Ulps(Exp(exponent), std::exp(static_cast<long double>(exponent))));
+    exp_worst =
+        std::max(exp_worst, Ulps(Exp(exponent), std::exp(static_cast<long double>(exponent))));
     const double wide = std::exp(300 * x), near_one = 1 + x / 2;
     log_worst = std::max(log_worst, Ulps(Log(wide), std::log(static_cast<long double>(wide))));
-    log_worst = std::max(log_worst, Ulps(Log(near_one), std::log(static_cast<long double>(near_one))));
+    log_worst =
+        std::max(log_worst, Ulps(Log(near_one), std::log(static_cast<long double>(near_one))));
     const double angle = std::ldexp(x, static_cast<int>(rng() % 31));
     sin_worst = std::max(sin_worst, Ulps(Sin(angle), std::sin(static_cast<long double>(angle))));
     cos_worst = std::max(cos_worst, Ulps(Cos(angle), std::cos(static_cast<long double>(angle))));
     const double base = std::exp(10 * (x + 1.01)), power = unit(rng);
-    const long double exact = std::pow(static_cast<long double>(base), static_cast<long double>(power));
-    pow_worst = std::max(pow_worst, static_cast<double>(std::fabs(Pow(base, power) - exact) / exact));
+    const long double exact =
+        std::pow(static_cast<long double>(base), static_cast<long double>(power));
+    pow_worst =
+        std::max(pow_worst, static_cast<double>(std::fabs(Pow(base, power) - exact) / exact));
   }
   EXPECT_LE(exp_worst, 2);
   EXPECT_LE(log_worst, 2);
@@ -96,14 +101,18 @@ TEST(Math, ActivationsAreNearTheirDefinitions) {
     const double gelu = 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     // The error of the argument of exp grows with its magnitude |2u|.
     const double two_u = 2 * std::sqrt(2 / M_PI) * std::fabs(x + 0.044715 * x * x * x);
-    EXPECT_NEAR(GeluTanhF32(x), gelu, std::fabs(x) * std::min(1.0, std::exp(-two_u) * (x < 0) + (x >= 0)) * (4 + 4 * two_u) * 0x1p-24 + 1e-15)
+    EXPECT_NEAR(GeluTanhF32(x), gelu,
+                std::fabs(x) * std::min(1.0, std::exp(-two_u) * (x < 0) + (x >= 0)) *
+                        (4 + 4 * two_u) * 0x1p-24 +
+                    1e-15)
         << x;
   }
   EXPECT_EQ(SiluF32(-3e38f), 0.0f);
   EXPECT_EQ(GeluTanhF32(3e38f), 3e38f);
 }
 
-// One number for 100,000 results. If it changes, the bits of every answer change: intended, or a compiler that contracts.
+// One number for 100,000 results. If it changes, the bits of every answer change: intended, or a
+// compiler that contracts.
 TEST(Math, ResultsHaveAFixedDigest) {
   uint64_t digest = 0xcbf29ce484222325ull, state = 1;
   const auto add = [&digest](uint64_t bits) { digest = (digest ^ bits) * 0x100000001b3ull; };

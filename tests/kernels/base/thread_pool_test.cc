@@ -1,4 +1,5 @@
-// Every chunk runs exactly once, on any number of threads, region after region; the float environment is the same everywhere.
+// Every chunk runs exactly once, on any number of threads, region after region; the float
+// environment is the same everywhere.
 #include "kernels/base/thread_pool.h"
 
 #include <atomic>
@@ -22,7 +23,8 @@ TEST(ThreadPool, RunsEveryChunkOnce) {
         ASSERT_LT(thread, threads);
         runs[chunk].fetch_add(1);
       });
-      for (const auto& r : runs) EXPECT_EQ(r.load(), 1) << "threads=" << threads << " chunks=" << chunks;
+      for (const auto& r : runs)
+        EXPECT_EQ(r.load(), 1) << "threads=" << threads << " chunks=" << chunks;
     }
   }
 }

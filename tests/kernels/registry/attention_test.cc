@@ -1,5 +1,5 @@
-// Attention: every kernel and ISA against the reference, bit for bit; prefill in any chunks, alone or in a batch, gives the
-// same bits; and the result is near softmax in doubles.
+// Attention: every kernel and ISA against the reference, bit for bit; prefill in any chunks, alone
+// or in a batch, gives the same bits; and the result is near softmax in doubles.
 #include "kernels/registry/attention.h"
 
 #include <bit>
@@ -31,7 +31,8 @@ struct Model {
   Buffer cache;
 };
 
-Model MakeModel(KvType type, int kv_heads, std::vector<int> kv_head_of_q, int head_dim, int window, int tokens, uint32_t seed) {
+Model MakeModel(KvType type, int kv_heads, std::vector<int> kv_head_of_q, int head_dim, int window,
+                int tokens, uint32_t seed) {
   Model m;
   m.config.layout = {.type = type, .kv_heads = kv_heads, .head_dim = head_dim};
   m.config.q_heads = static_cast<int>(kv_head_of_q.size());
@@ -50,7 +51,8 @@ Model MakeModel(KvType type, int kv_heads, std::vector<int> kv_head_of_q, int he
 }
 
 // Feeds the tokens in steps of `chunk` and returns all outputs.
-std::vector<float> Feed(Model& m, int chunk, Isa isa, ThreadPool& pool, std::string* kernel = nullptr) {
+std::vector<float> Feed(Model& m, int chunk, Isa isa, ThreadPool& pool,
+                        std::string* kernel = nullptr) {
   auto attention = BoundAttention::Bind(m.config, pool.threads(), isa);
   EXPECT_TRUE(attention.ok()) << attention.status();
   if (kernel != nullptr) *kernel = attention->kernel();
@@ -59,11 +61,12 @@ std::vector<float> Feed(Model& m, int chunk, Isa isa, ThreadPool& pool, std::str
   std::vector<float> out(m.q.size(), -7.0f);
   for (int start = 0; start < m.tokens; start += chunk) {
     const int count = std::min(chunk, m.tokens - start);
-    const AttentionRow row{.blocks = m.blocks.data(), .start = start, .tokens = count, .first_row = 0};
-    attention->Append({&row, 1}, m.k.data() + start * kv_stride, m.v.data() + start * kv_stride, kv_stride, m.cache.data(),
-                      pool);
-    attention->Run({&row, 1}, m.q.data() + start * q_stride, q_stride, m.cache.data(), out.data() + start * q_stride,
-                   q_stride, pool);
+    const AttentionRow row{
+        .blocks = m.blocks.data(), .start = start, .tokens = count, .first_row = 0};
+    attention->Append({&row, 1}, m.k.data() + start * kv_stride, m.v.data() + start * kv_stride,
+                      kv_stride, m.cache.data(), pool);
+    attention->Run({&row, 1}, m.q.data() + start * q_stride, q_stride, m.cache.data(),
+                   out.data() + start * q_stride, q_stride, pool);
   }
   return out;
 }
@@ -79,12 +82,12 @@ std::vector<Case> Cases() {
   return {
       {KvType::kBf16, 1, {0, 0, 0}, 64, 0, 300},  // SmolLM2: 3 query heads share a kv head
       {KvType::kF32, 2, {0, 0, 1, 1}, 32, 0, 70},
-      {KvType::kF16, 2, {1, 0, 1}, 48, 0, 275},      // uneven groups
-      {KvType::kBf16, 1, {0}, 128, 0, 530},          // three chunks of 256
-      {KvType::kF32, 1, {0, 0}, 16, 20, 300},        // a window inside a chunk
+      {KvType::kF16, 2, {1, 0, 1}, 48, 0, 275},           // uneven groups
+      {KvType::kBf16, 1, {0}, 128, 0, 530},               // three chunks of 256
+      {KvType::kF32, 1, {0, 0}, 16, 20, 300},             // a window inside a chunk
       {KvType::kBf16, 1, {0, 0, 0, 0, 0}, 80, 260, 540},  // a window over two chunks
-      {KvType::kBf16, 3, {0, 1, 2, 2}, 20, 0, 40},   // for the reference alone
-      {KvType::kF32, 2, {0, 0}, 64, 0, 33},          // a kv head without queries
+      {KvType::kBf16, 3, {0, 1, 2, 2}, 20, 0, 40},        // for the reference alone
+      {KvType::kF32, 2, {0, 0}, 64, 0, 33},               // a kv head without queries
   };
 }
 
@@ -92,13 +95,15 @@ TEST(Attention, EveryIsaGivesTheBitsOfTheReference) {
   ThreadPool pool(2);
   uint32_t seed = 100;
   for (const Case& c : Cases()) {
-    Model m = MakeModel(c.type, c.kv_heads, c.kv_head_of_q, c.head_dim, c.window, c.tokens, seed += 10);
+    Model m =
+        MakeModel(c.type, c.kv_heads, c.kv_head_of_q, c.head_dim, c.window, c.tokens, seed += 10);
     const auto expected = Bits(Feed(m, c.tokens, Isa::kScalar, pool));
     for (Isa isa : {Isa::kAvx2, Isa::kAvx512Vnni}) {
       if (!HasIsa(isa)) continue;
       std::string kernel;
       EXPECT_TRUE(Bits(Feed(m, c.tokens, isa, pool, &kernel)) == expected)
-          << kernel << " head_dim=" << c.head_dim << " tokens=" << c.tokens << " window=" << c.window << " seed=" << seed;
+          << kernel << " head_dim=" << c.head_dim << " tokens=" << c.tokens
+          << " window=" << c.window << " seed=" << seed;
     }
   }
 }
@@ -107,10 +112,12 @@ TEST(Attention, ChunksOfPrefillDoNotChangeBits) {
   ThreadPool pool(1);
   uint32_t seed = 500;
   for (const Case& c : Cases()) {
-    Model m = MakeModel(c.type, c.kv_heads, c.kv_head_of_q, c.head_dim, c.window, c.tokens, seed += 10);
+    Model m =
+        MakeModel(c.type, c.kv_heads, c.kv_head_of_q, c.head_dim, c.window, c.tokens, seed += 10);
     const auto expected = Bits(Feed(m, c.tokens, BestIsa(), pool));
     for (int chunk : {1, 7, 64}) {
-      EXPECT_TRUE(Bits(Feed(m, chunk, BestIsa(), pool)) == expected) << "chunk=" << chunk << " head_dim=" << c.head_dim;
+      EXPECT_TRUE(Bits(Feed(m, chunk, BestIsa(), pool)) == expected)
+          << "chunk=" << chunk << " head_dim=" << c.head_dim;
     }
   }
 }
@@ -123,10 +130,12 @@ TEST(Attention, HeadsOnOtherRanksDoNotChangeBits) {
     Model one = MakeModel(KvType::kBf16, 1, {0}, 64, 0, 50, 900);
     one.k = both.k;
     one.v = both.v;
-    for (int t = 0; t < 50; ++t) std::copy_n(both.q.begin() + (t * 3 + head) * 64, 64, one.q.begin() + t * 64);
+    for (int t = 0; t < 50; ++t)
+      std::copy_n(both.q.begin() + (t * 3 + head) * 64, 64, one.q.begin() + t * 64);
     const std::vector<float> alone = Feed(one, 50, BestIsa(), pool);
     for (int t = 0; t < 50; ++t) {
-      for (int d = 0; d < 64; ++d) ASSERT_EQ(alone[t * 64 + d], together[(t * 3 + head) * 64 + d]) << head << " " << t;
+      for (int d = 0; d < 64; ++d)
+        ASSERT_EQ(alone[t * 64 + d], together[(t * 3 + head) * 64 + d]) << head << " " << t;
     }
   }
 }
@@ -151,15 +160,18 @@ TEST(Attention, BatchesAndThreadsDoNotChangeBits) {
   ASSERT_TRUE(attention.ok());
   std::vector<AttentionRow> rows;
   for (int s = 0; s < 5; ++s) {
-    const AttentionRow all{.blocks = tables[s].data(), .start = 0, .tokens = lengths[s], .first_row = 0};
+    const AttentionRow all{
+        .blocks = tables[s].data(), .start = 0, .tokens = lengths[s], .first_row = 0};
     const auto k = RandomFloats(lengths[s] * 64, s), v = RandomFloats(lengths[s] * 64, s + 50);
     attention->Append({&all, 1}, k.data(), v.data(), 64, cache.data(), solo);
-    rows.push_back({.blocks = tables[s].data(), .start = lengths[s] - 1, .tokens = 1, .first_row = s});
+    rows.push_back(
+        {.blocks = tables[s].data(), .start = lengths[s] - 1, .tokens = 1, .first_row = s});
   }
   const auto q = RandomFloats(5 * 128, 77);
   std::vector<float> batch(5 * 128), alone(5 * 128);
   attention->Run(rows, q.data(), 128, cache.data(), batch.data(), 128, three);
-  for (const AttentionRow& row : rows) attention->Run({&row, 1}, q.data(), 128, cache.data(), alone.data(), 128, solo);
+  for (const AttentionRow& row : rows)
+    attention->Run({&row, 1}, q.data(), 128, cache.data(), alone.data(), 128, solo);
   EXPECT_TRUE(Bits(batch) == Bits(alone));
 }
 
@@ -172,7 +184,8 @@ TEST(Attention, IsNearSoftmaxInDoubles) {
       std::vector<double> scores(t + 1);
       double max = -1e300, sum = 0;
       for (int p = 0; p <= t; ++p) {
-        for (int d = 0; d < 64; ++d) scores[p] += double{m.q[(t * 2 + h) * 64 + d]} * m.k[p * 64 + d];
+        for (int d = 0; d < 64; ++d)
+          scores[p] += double{m.q[(t * 2 + h) * 64 + d]} * m.k[p * 64 + d];
         scores[p] *= m.config.scale;
         max = std::max(max, scores[p]);
       }
@@ -184,7 +197,8 @@ TEST(Attention, IsNearSoftmaxInDoubles) {
           magnitude += scores[p] / sum * std::fabs(m.v[p * 64 + d]);
         }
         // Scores of magnitude 30 with 64 roundings, then some 300 roundings of sums.
-        EXPECT_NEAR(out[(t * 2 + h) * 64 + d], expected, magnitude * (2 * 30 * 64 + 300) * 0x1p-24) << t << " " << d;
+        EXPECT_NEAR(out[(t * 2 + h) * 64 + d], expected, magnitude * (2 * 30 * 64 + 300) * 0x1p-24)
+            << t << " " << d;
       }
     }
   }

@@ -27,10 +27,21 @@ std::vector<uint32_t> Bits(const std::vector<float>& v) {
 
 std::vector<float> Hard(int64_t count, uint32_t seed) {
   std::vector<float> v = RandomFloats(count, seed, 20.0f);
-  const float specials[] = {0.0f, -0.0f, 1e-40f, -1e-38f, 90.0f, -90.0f, 104.0f, -104.5f, 3e38f, -3e38f,
-                            std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+  const float specials[] = {0.0f,
+                            -0.0f,
+                            1e-40f,
+                            -1e-38f,
+                            90.0f,
+                            -90.0f,
+                            104.0f,
+                            -104.5f,
+                            3e38f,
+                            -3e38f,
+                            std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()};
-  for (size_t i = 0; i < std::size(specials) && static_cast<int64_t>(i * 7 + 3) < count; ++i) v[i * 7 + 3] = specials[i];
+  for (size_t i = 0; i < std::size(specials) && static_cast<int64_t>(i * 7 + 3) < count; ++i)
+    v[i * 7 + 3] = specials[i];
   return v;
 }
 
@@ -39,16 +50,22 @@ TEST(Elementwise, EveryIsaGivesTheBitsOfTheReference) {
   for (Isa isa : {Isa::kAvx2, Isa::kAvx512Vnni}) {
     if (!HasIsa(isa)) continue;
     for (int64_t width : {1, 2, 15, 16, 17, 31, 33, 100, 576, 1000}) {
-      const std::vector<float> a = Hard(width, 1), b = RandomFloats(width, 2), smooth = RandomFloats(width, 3, 5.0f);
+      const std::vector<float> a = Hard(width, 1), b = RandomFloats(width, 2),
+                               smooth = RandomFloats(width, 3, 5.0f);
       std::vector<float> expected(width), got(width);
       for (const auto& x : {a, smooth}) {
-        RmsNorm(x.data(), width, b.data(), 1e-5f, 1, width, expected.data(), width, Isa::kScalar, pool);
+        RmsNorm(x.data(), width, b.data(), 1e-5f, 1, width, expected.data(), width, Isa::kScalar,
+                pool);
         RmsNorm(x.data(), width, b.data(), 1e-5f, 1, width, got.data(), width, isa, pool);
-        EXPECT_TRUE(Bits(got) == Bits(expected)) << "rms_norm " << IsaName(isa) << " width=" << width;
+        EXPECT_TRUE(Bits(got) == Bits(expected))
+            << "rms_norm " << IsaName(isa) << " width=" << width;
         for (Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
-          GatedAct(activation, x.data(), width, b.data(), width, 1, width, expected.data(), width, Isa::kScalar, pool);
-          GatedAct(activation, x.data(), width, b.data(), width, 1, width, got.data(), width, isa, pool);
-          EXPECT_TRUE(Bits(got) == Bits(expected)) << "gated_act " << IsaName(isa) << " width=" << width;
+          GatedAct(activation, x.data(), width, b.data(), width, 1, width, expected.data(), width,
+                   Isa::kScalar, pool);
+          GatedAct(activation, x.data(), width, b.data(), width, 1, width, got.data(), width, isa,
+                   pool);
+          EXPECT_TRUE(Bits(got) == Bits(expected))
+              << "gated_act " << IsaName(isa) << " width=" << width;
         }
         ExpShifted(x.data(), 1.5f, width, expected.data(), Isa::kScalar);
         ExpShifted(x.data(), 1.5f, width, got.data(), isa);
@@ -61,7 +78,8 @@ TEST(Elementwise, EveryIsaGivesTheBitsOfTheReference) {
 TEST(Elementwise, VectorExpEqualsScalarExpOverAllExponents) {
   std::vector<float> x;
   // Every 4,099th pattern: all exponents, both signs, infinities and NaN.
-  for (uint64_t bits = 0; bits <= 0xffffffffu; bits += 4099) x.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+  for (uint64_t bits = 0; bits <= 0xffffffffu; bits += 4099)
+    x.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
   std::vector<float> expected(x.size()), got(x.size());
   for (size_t i = 0; i < x.size(); ++i) expected[i] = ExpF32(x[i]);
   for (Isa isa : kAllIsas) {
@@ -97,8 +115,10 @@ TEST(Elementwise, InPlaceIsAllowed) {
     RmsNorm(in_place.data(), width, w.data(), 1e-5f, 1, width, in_place.data(), width, isa, pool);
     EXPECT_EQ(in_place, apart);
     in_place = x;
-    GatedAct(Activation::kSilu, x.data(), width, w.data(), width, 1, width, apart.data(), width, isa, pool);
-    GatedAct(Activation::kSilu, in_place.data(), width, w.data(), width, 1, width, in_place.data(), width, isa, pool);
+    GatedAct(Activation::kSilu, x.data(), width, w.data(), width, 1, width, apart.data(), width,
+             isa, pool);
+    GatedAct(Activation::kSilu, in_place.data(), width, w.data(), width, 1, width, in_place.data(),
+             width, isa, pool);
     EXPECT_EQ(in_place, apart);
   }
 }
@@ -163,7 +183,8 @@ TEST(PreparedActivations, NonFiniteGroupsGetNanScales) {
   }
 }
 
-// Changes only with the arithmetic itself: then say so, because mixed groups of workers refuse each other.
+// Changes only with the arithmetic itself: then say so, because mixed groups of workers refuse each
+// other.
 TEST(NumericsDigest, IsTheSameForEveryIsaAndMachine) {
   for (Isa isa : kAllIsas) {
     if (!HasIsa(isa)) continue;

@@ -1,4 +1,5 @@
-// Every linear kernel on every ISA of this machine against the reference, bit for bit; and the reference against doubles.
+// Every linear kernel on every ISA of this machine against the reference, bit for bit; and the
+// reference against doubles.
 #include "kernels/registry/linear.h"
 
 #include <bit>
@@ -22,13 +23,13 @@ struct Shape {
   int offset;            // of the first group
 };
 
-// Tails of n and k, cuts inside a group, segments that fit and do not fit groups of 32 and activation groups of 64, a short
-// last segment; the last two are for the reference alone.
+// Tails of n and k, cuts inside a group, segments that fit and do not fit groups of 32 and
+// activation groups of 64, a short last segment; the last two are for the reference alone.
 constexpr Shape kShapes[] = {
-    {16, 64, 0, 0},   {1, 64, 0, 0},     {17, 64, 0, 0},   {48, 576, 0, 0},   {33, 200, 0, 0},   {16, 40, 0, 0},
-    {20, 320, 0, 16}, {16, 1, 0, 0},     {31, 15, 0, 16},  {16, 192, 64, 0},  {40, 576, 64, 0},  {24, 200, 64, 0},
-    {16, 96, 32, 0},  {19, 112, 32, 16}, {16, 288, 96, 0}, {16, 250, 96, 16}, {16, 256, 128, 0}, {8, 80, 16, 16},
-    {16, 72, 24, 0},  {16, 100, 0, 7},
+    {16, 64, 0, 0},    {1, 64, 0, 0},     {17, 64, 0, 0},  {48, 576, 0, 0},   {33, 200, 0, 0},
+    {16, 40, 0, 0},    {20, 320, 0, 16},  {16, 1, 0, 0},   {31, 15, 0, 16},   {16, 192, 64, 0},
+    {40, 576, 64, 0},  {24, 200, 64, 0},  {16, 96, 32, 0}, {19, 112, 32, 16}, {16, 288, 96, 0},
+    {16, 250, 96, 16}, {16, 256, 128, 0}, {8, 80, 16, 16}, {16, 72, 24, 0},   {16, 100, 0, 7},
 };
 constexpr int kRows[] = {1, 3, 16, 33};
 
@@ -45,8 +46,8 @@ struct Result {
   }
 };
 
-Result RunBound(const BoundLinear& linear, const std::vector<float>& x, int64_t m, int64_t segment_cols, Isa isa,
-                ThreadPool& pool) {
+Result RunBound(const BoundLinear& linear, const std::vector<float>& x, int64_t m,
+                int64_t segment_cols, Isa isa, ThreadPool& pool) {
   const int64_t n = linear.weight().rows(), k = linear.weight().cols();
   PreparedActivations prepared;
   prepared.Reserve(m, k, segment_cols);
@@ -93,7 +94,8 @@ std::vector<PackedSpec> Specs(const Shape& s) {
 
 std::string Name(const Shape& s, const PackedSpec& spec, int64_t m) {
   return "m=" + std::to_string(m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) +
-         " segment=" + std::to_string(s.segment_cols) + " offset=" + std::to_string(s.offset) + " " + spec.Describe();
+         " segment=" + std::to_string(s.segment_cols) + " offset=" + std::to_string(s.offset) +
+         " " + spec.Describe();
 }
 
 TEST(Linear, EveryKernelGivesTheBitsOfTheReference) {
@@ -107,7 +109,8 @@ TEST(Linear, EveryKernelGivesTheBitsOfTheReference) {
         if (mode == ActivationMode::kA16 && spec.type != PackedSpec::Type::kInt) continue;
         const unsigned form = FormOf(spec, mode);
         for (int m : kRows) {
-          if (m > 3 && spec.bits != 4 && spec.bits != 8 && spec.type == PackedSpec::Type::kInt) continue;
+          if (m > 3 && spec.bits != 4 && spec.bits != 8 && spec.type == PackedSpec::Type::kInt)
+            continue;
           const std::vector<float> x = RandomFloats(m * s.k, ++seed);
           const auto reference = BoundLinear::BindTo(Reference(form), w, mode, s.segment_cols, 100);
           ASSERT_TRUE(reference.ok()) << reference.status();
@@ -145,7 +148,8 @@ TEST(Linear, F32IsNearTheExactSum) {
         magnitude += std::fabs(double{row[k]} * x[k]);
       }
       // 36 fma in a lane and 4 additions of the tree, each half an ulp of a partial sum.
-      EXPECT_NEAR(got.y[n], exact, magnitude * (s.k / 16 + 4) * 0x1p-24) << spec.Describe() << " row " << n;
+      EXPECT_NEAR(got.y[n], exact, magnitude * (s.k / 16 + 4) * 0x1p-24)
+          << spec.Describe() << " row " << n;
     }
   }
 }
@@ -165,10 +169,12 @@ TEST(Linear, A16IsNearTheExactSum) {
       double exact = 0, bound = 0;
       for (uint64_t k = 0; k < s.k; ++k) {
         float amax = 0;
-        for (uint64_t i = k / 64 * 64; i < std::min<uint64_t>(s.k, k / 64 * 64 + 64); ++i) amax = std::max(amax, std::fabs(x[i]));
+        for (uint64_t i = k / 64 * 64; i < std::min<uint64_t>(s.k, k / 64 * 64 + 64); ++i)
+          amax = std::max(amax, std::fabs(x[i]));
         exact += double{row[k]} * x[k];
         // Half a step of the fixed point, then 36 roundings in f32.
-        bound += std::fabs(row[k]) * (amax / 32639 / 2) + std::fabs(double{row[k]} * x[k]) * 60 * 0x1p-24;
+        bound += std::fabs(row[k]) * (amax / 32639 / 2) +
+                 std::fabs(double{row[k]} * x[k]) * 60 * 0x1p-24;
       }
       // Code and minimum are summed apart and may be large against their sum.
       EXPECT_NEAR(got.y[n], exact, 4 * bound) << spec.Describe() << " row " << n;
@@ -197,12 +203,14 @@ TEST(Linear, SegmentsAddUpOverAnyCut) {
           for (uint64_t r = 0; r < n; ++r) {
             std::vector<uint8_t> codes;
             std::vector<uint16_t> scales, mins;
-            for (uint64_t c = begin; c < end; ++c) codes.push_back(static_cast<uint8_t>(whole.CodeAt(r, c)));
+            for (uint64_t c = begin; c < end; ++c)
+              codes.push_back(static_cast<uint8_t>(whole.CodeAt(r, c)));
             for (uint64_t g = begin / 32; g < (end + 31) / 32; ++g) {
               scales.push_back(F32ToF16(whole.ScaleAt(r, g)));
               if (!q8) mins.push_back(F32ToF16(whole.MinAt(r, g)));
             }
-            codes.resize(codes.size() + 1), scales.resize(scales.size() + 1), mins.resize(mins.size() + 1);
+            codes.resize(codes.size() + 1), scales.resize(scales.size() + 1),
+                mins.resize(mins.size() + 1);
             builder.SetIntRow(r, codes.data(), scales.data(), q8 ? nullptr : mins.data());
           }
           const PackedMatrix w = std::move(builder).Build();
@@ -210,9 +218,11 @@ TEST(Linear, SegmentsAddUpOverAnyCut) {
           for (int row = 0; row < 2; ++row) {
             local.insert(local.end(), x.begin() + row * k + begin, x.begin() + row * k + end);
           }
-          const auto bound = BoundLinear::Bind(w, mode, segment, 5, side ? Isa::kScalar : BestIsa());
+          const auto bound =
+              BoundLinear::Bind(w, mode, segment, 5, side ? Isa::kScalar : BestIsa());
           ASSERT_TRUE(bound.ok()) << bound.status();
-          const Result got = RunBound(*bound, local, 2, segment, side ? Isa::kScalar : BestIsa(), pool);
+          const Result got =
+              RunBound(*bound, local, 2, segment, side ? Isa::kScalar : BestIsa(), pool);
           for (size_t i = 0; i < sums.size(); ++i) sums[i] += got.sums[i];
         }
         EXPECT_EQ(sums, expected.sums) << "cut=" << cut;

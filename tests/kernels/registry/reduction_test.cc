@@ -16,8 +16,8 @@ namespace {
 TEST(Reduction, RoundsToEvenAtTwoToTheMinus32) {
   EXPECT_EQ(F32ToFixed(1.0f), int64_t{1} << 32);
   EXPECT_EQ(F32ToFixed(-1.5f), -(int64_t{3} << 31));
-  EXPECT_EQ(F32ToFixed(0x1p-33f), 0);        // a half, to even
-  EXPECT_EQ(F32ToFixed(3 * 0x1p-33f), 2);    // one and a half, to even
+  EXPECT_EQ(F32ToFixed(0x1p-33f), 0);      // a half, to even
+  EXPECT_EQ(F32ToFixed(3 * 0x1p-33f), 2);  // one and a half, to even
   EXPECT_EQ(F32ToFixed(-0x1p-33f), 0);
   EXPECT_EQ(F32ToFixed(0x1.000002p-33f), 1);
   EXPECT_EQ(F32ToFixed(-0.0f), 0);
@@ -36,7 +36,8 @@ TEST(Reduction, ComesBackThroughDouble) {
 
 TEST(Reduction, PoisonedRowsBecomeNan) {
   ThreadPool pool(2);
-  const std::vector<int64_t> sums = {int64_t{1} << 32, int64_t{2} << 32, int64_t{3} << 32, int64_t{4} << 32};
+  const std::vector<int64_t> sums = {int64_t{1} << 32, int64_t{2} << 32, int64_t{3} << 32,
+                                     int64_t{4} << 32};
   const std::vector<int64_t> poison = {0, 1};
   const std::vector<float> bias = {0.5f, -0.5f};
   std::vector<float> y(4);
@@ -67,7 +68,8 @@ TEST(Reduction, GatheredRowsOfTwoRanksAddUpToTheEmbedding) {
       high.RowToF32(tokens[t] - 64, row.data());
     }
     for (int k = 0; k < 96; ++k) {
-      EXPECT_EQ(std::bit_cast<uint32_t>(y[t * 96 + k]), std::bit_cast<uint32_t>(row[k])) << tokens[t] << " " << k;
+      EXPECT_EQ(std::bit_cast<uint32_t>(y[t * 96 + k]), std::bit_cast<uint32_t>(row[k]))
+          << tokens[t] << " " << k;
     }
   }
 }

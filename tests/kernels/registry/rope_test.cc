@@ -91,7 +91,8 @@ TEST(Rope, DivisorsDivideFrequencies) {
 TEST(Rope, Llama3KeepsHighDividesLowAndBlendsBetween) {
   RopeConfig config = Plain(128, 10);
   config.theta = 500000;
-  const RopeConfig::Llama3 s{.factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_context = 8192};
+  const RopeConfig::Llama3 s{
+      .factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_context = 8192};
   config.scaling = s;
   const auto table = RopeTable::Create(config);
   int kept = 0, divided = 0, blended = 0;
@@ -115,15 +116,22 @@ TEST(Rope, Llama3KeepsHighDividesLowAndBlendsBetween) {
 
 TEST(Rope, YarnRampsAndScalesItsMagnitude) {
   RopeConfig config = Plain(64, 100);
-  RopeConfig::Yarn yarn{.factor = 4, .original_context = 2048, .beta_fast = 32, .beta_slow = 1, .truncate = true,
+  RopeConfig::Yarn yarn{.factor = 4,
+                        .original_context = 2048,
+                        .beta_fast = 32,
+                        .beta_slow = 1,
+                        .truncate = true,
                         .attention_factor = 1.25};
   config.scaling = yarn;
   const auto table = RopeTable::Create(config);
   ASSERT_TRUE(table.ok());
-  const auto dim = [](double r) { return 64 * std::log(2048 / (2 * M_PI * r)) / (2 * std::log(10000.0)); };
+  const auto dim = [](double r) {
+    return 64 * std::log(2048 / (2 * M_PI * r)) / (2 * std::log(10000.0));
+  };
   const double low = std::floor(dim(32)), high = std::ceil(dim(1));
   for (int i = 0; i < 32; ++i) {
-    const double inv = std::pow(10000.0, -2.0 * i / 64), ramp = std::clamp((i - low) / (high - low), 0.0, 1.0);
+    const double inv = std::pow(10000.0, -2.0 * i / 64),
+                 ramp = std::clamp((i - low) / (high - low), 0.0, 1.0);
     const double expected = inv / 4 * ramp + inv * (1 - ramp);
     EXPECT_NEAR(table->inv_freq()[i], expected, expected * 1e-13);
   }
@@ -148,7 +156,8 @@ TEST(Rope, RefusesImpossibleSettings) {
   EXPECT_TRUE(refused(bad));
   bad = Plain(32, 10), bad.scaling = RopeConfig::Linear{.factor = 0};
   EXPECT_TRUE(refused(bad));
-  bad = Plain(32, 10), bad.scaling = RopeConfig::Llama3{.factor = 8, .low_freq_factor = 4, .high_freq_factor = 4};
+  bad = Plain(32, 10),
+  bad.scaling = RopeConfig::Llama3{.factor = 8, .low_freq_factor = 4, .high_freq_factor = 4};
   EXPECT_TRUE(refused(bad));
   bad = Plain(32, 10), bad.scaling = RopeConfig::Yarn{.factor = 2, .original_context = 0};
   EXPECT_TRUE(refused(bad));

@@ -1,20 +1,23 @@
-// The packed layout against vectors from another program (tests/golden/p16x64s.json), and single codes back from it.
+// The packed layout against vectors from another program (tests/golden/p16x64s.json), and single
+// codes back from it.
 #include "kernels/tensor/p16x64.h"
 
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "nlohmann/json.hpp"
 #include <gtest/gtest.h>
 
-#include "nlohmann/json.hpp"
 #include "tests/support/test_paths.h"
 
 namespace bitshard {
 namespace {
 
 // The rule of the golden file's codes.
-uint32_t RuleCode(int bits, int row, int col) { return (37 * row + 11 * col + 5 * row * col) & ((1u << bits) - 1); }
+uint32_t RuleCode(int bits, int row, int col) {
+  return (37 * row + 11 * col + 5 * row * col) & ((1u << bits) - 1);
+}
 
 TEST(P16x64, EveryWidthPacksAsTheGoldenTile) {
   std::ifstream file(GoldenFile("p16x64s.json"));
@@ -23,14 +26,17 @@ TEST(P16x64, EveryWidthPacksAsTheGoldenTile) {
   for (int bits = 2; bits <= 8; ++bits) {
     std::vector<uint32_t> tile(TileBytes(bits) / 4, 0);
     for (int row = 0; row < 16; ++row) {
-      for (int col = 0; col < 64; ++col) PutCode(tile.data(), bits, row, col, RuleCode(bits, row, col));
+      for (int col = 0; col < 64; ++col)
+        PutCode(tile.data(), bits, row, col, RuleCode(bits, row, col));
     }
     const auto& lanes = golden["widths"][std::to_string(bits)];
     ASSERT_EQ(lanes.size(), 32u);
     for (int lane = 0; lane < 32; ++lane) {
       for (int word = 0; word < bits; ++word) {
-        const auto expected = static_cast<uint32_t>(std::stoul(lanes[lane][word].get<std::string>(), nullptr, 16));
-        EXPECT_EQ(tile[word * kTileLanes + lane], expected) << "bits=" << bits << " lane=" << lane << " word=" << word;
+        const auto expected =
+            static_cast<uint32_t>(std::stoul(lanes[lane][word].get<std::string>(), nullptr, 16));
+        EXPECT_EQ(tile[word * kTileLanes + lane], expected)
+            << "bits=" << bits << " lane=" << lane << " word=" << word;
       }
     }
   }
@@ -40,13 +46,34 @@ TEST(P16x64, CodesComeBack) {
   for (int bits = 2; bits <= 8; ++bits) {
     std::vector<uint32_t> tile(TileBytes(bits) / 4, 0);
     for (int row = 0; row < 16; ++row) {
-      for (int col = 0; col < 64; ++col) PutCode(tile.data(), bits, row, col, RuleCode(bits, row, col));
+      for (int col = 0; col < 64; ++col)
+        PutCode(tile.data(), bits, row, col, RuleCode(bits, row, col));
     }
     for (int row = 0; row < 16; ++row) {
       for (int col = 0; col < 64; ++col) {
-        EXPECT_EQ(GetCode(tile.data(), bits, row, col), RuleCode(bits, row, col)) << bits << " " << row << " " << col;
+        EXPECT_EQ(GetCode(tile.data(), bits, row, col), RuleCode(bits, row, col))
+            << bits << " " << row << " " << col;
       }
     }
+  }
+}
+
+TEST(P16x64, RunsAreSixteenCodes) {
+  for (int bits = 2; bits <= 8; ++bits) {
+    std::vector<uint32_t> single(TileBytes(bits) / 4, 0), runs = single;
+    for (int row = 0; row < 16; ++row) {
+      for (int run = 0; run < 4; ++run) {
+        uint8_t codes[16], back[16];
+        for (int c = 0; c < 16; ++c) {
+          codes[c] = static_cast<uint8_t>(RuleCode(bits, row, 16 * run + c));
+          PutCode(single.data(), bits, row, 16 * run + c, codes[c]);
+        }
+        PutRun(runs.data(), bits, row, run, codes);
+        GetRun(runs.data(), bits, row, run, back);
+        for (int c = 0; c < 16; ++c) EXPECT_EQ(back[c], codes[c]) << bits;
+      }
+    }
+    EXPECT_EQ(runs, single) << bits;
   }
 }
 

@@ -16,14 +16,21 @@ TEST(PackedMatrix, IntegerRowsComeBackExactly) {
   for (int bits = 2; bits <= 8; ++bits) {
     for (bool has_min : {false, true}) {
       const uint64_t rows = 21, cols = 150;
-      const PackedSpec spec{.rows = rows, .cols = cols, .type = PackedSpec::Type::kInt, .bits = bits,
-                            .zero_point = (1 << bits) / 2, .group_size = 32, .has_min = has_min, .first_group_offset = 24};
+      const PackedSpec spec{.rows = rows,
+                            .cols = cols,
+                            .type = PackedSpec::Type::kInt,
+                            .bits = bits,
+                            .zero_point = (1 << bits) / 2,
+                            .group_size = 32,
+                            .has_min = has_min,
+                            .first_group_offset = 24};
       ASSERT_EQ(spec.groups(), 6u);
       PackedMatrixBuilder builder(spec);
       std::vector<std::vector<uint8_t>> codes(rows, std::vector<uint8_t>(cols));
       std::vector<std::vector<uint16_t>> scales(rows, std::vector<uint16_t>(6)), mins = scales;
       for (uint64_t r = 0; r < rows; ++r) {
-        for (uint64_t k = 0; k < cols; ++k) codes[r][k] = static_cast<uint8_t>((r * 31 + k * 7 + r * k) & ((1 << bits) - 1));
+        for (uint64_t k = 0; k < cols; ++k)
+          codes[r][k] = static_cast<uint8_t>((r * 31 + k * 7 + r * k) & ((1 << bits) - 1));
         for (int g = 0; g < 6; ++g) {
           scales[r][g] = F32ToF16(0.1f * static_cast<float>(r + 1) + static_cast<float>(g));
           mins[r][g] = F32ToF16(0.3f * static_cast<float>(g) - static_cast<float>(r));
@@ -38,7 +45,8 @@ TEST(PackedMatrix, IntegerRowsComeBackExactly) {
           const uint64_t g = (k + 24) / 32;
           const float centred = static_cast<float>(codes[r][k] - spec.zero_point);
           const float scale = F16ToF32(scales[r][g]);
-          const float expected = has_min ? std::fma(centred, scale, F16ToF32(mins[r][g])) : centred * scale;
+          const float expected =
+              has_min ? std::fma(centred, scale, F16ToF32(mins[r][g])) : centred * scale;
           ASSERT_EQ(row[k], expected) << "bits=" << bits << " row=" << r << " col=" << k;
           ASSERT_EQ(w.ValueAt(r, k), expected);
         }
@@ -60,7 +68,9 @@ TEST(PackedMatrix, DenseRowsComeBackExactly) {
       half[i] = type == PackedSpec::Type::kF16 ? F32ToF16(values[i]) : F32ToBf16(values[i]);
     }
     for (uint64_t r = 0; r < rows; ++r) {
-      builder.SetDenseRow(r, type == PackedSpec::Type::kF32 ? static_cast<const void*>(&values[r * cols]) : &half[r * cols]);
+      builder.SetDenseRow(r, type == PackedSpec::Type::kF32
+                                 ? static_cast<const void*>(&values[r * cols])
+                                 : &half[r * cols]);
     }
     const PackedMatrix w = std::move(builder).Build();
     std::vector<float> row(cols);
@@ -89,12 +99,15 @@ TEST(PackedMatrix, TakesNoMoreThanItsPromise) {
   const PackedSpec q4 = Q4Spec(1536, 576), q8 = Q8Spec(576, 1536);
   EXPECT_EQ(*PackedBytes(q4), 1536u * (576 / 32) * 20);
   EXPECT_EQ(*PackedBytes(q8), 576u * (1536 / 32) * 34);
-  EXPECT_EQ(*PackedBytes({.rows = 576, .cols = 1536, .type = PackedSpec::Type::kBf16}), 576u * 1536 * 2);
+  EXPECT_EQ(*PackedBytes({.rows = 576, .cols = 1536, .type = PackedSpec::Type::kBf16}),
+            576u * 1536 * 2);
   EXPECT_EQ(RandomMatrix(Q4Spec(40, 100), 1).bytes(), *PackedBytes(Q4Spec(40, 100)));
 }
 
 TEST(PackedMatrix, RefusesImpossibleSpecs) {
-  const auto refused = [](PackedSpec spec) { return !PackedBytes(spec).ok() && !PackedMatrixBuilder::Create(spec).ok(); };
+  const auto refused = [](PackedSpec spec) {
+    return !PackedBytes(spec).ok() && !PackedMatrixBuilder::Create(spec).ok();
+  };
   PackedSpec good = Q4Spec(16, 64);
   EXPECT_TRUE(PackedBytes(good).ok());
   PackedSpec bad = good;
@@ -121,7 +134,8 @@ TEST(PackedMatrix, LanesAndSlotsArePermutations) {
   EXPECT_EQ(slots, 0xffffu);
   // The order inside the words of P16x64, as design and golden have it.
   std::vector<uint32_t> tile(TileBytes(8) / 4, 0);
-  for (int col = 0; col < 16; ++col) PutCode(tile.data(), 8, 3, col, static_cast<uint32_t>(col + 1));
+  for (int col = 0; col < 16; ++col)
+    PutCode(tile.data(), 8, 3, col, static_cast<uint32_t>(col + 1));
   const auto* bytes = reinterpret_cast<const uint8_t*>(tile.data()) + 3 * 16;
   for (int col = 0; col < 16; ++col) EXPECT_EQ(bytes[LaneOfColumn(col)], col + 1);
 }
