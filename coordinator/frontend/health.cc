@@ -85,6 +85,7 @@ class HealthService final
                                   grpc::ByteBuffer* response) override {
     return AnswerUnary<health::HealthCheckRequest, health::HealthCheckResponse>(
         context, request, response, [this](const auto& check, auto* answer) {
+          state_->Refresh();
           const std::optional<bool> serving = state_->Get(check.service());
           if (!serving) {
             return absl::NotFoundError(
@@ -109,6 +110,16 @@ class HealthService final
 };
 
 }  // namespace
+
+void HealthState::SetRefresh(std::function<void()> refresh) {
+  absl::MutexLock lock(&refresh_mu_);
+  refresh_ = std::move(refresh);
+}
+
+void HealthState::Refresh() {
+  absl::MutexLock lock(&refresh_mu_);
+  if (refresh_) refresh_();
+}
 
 HealthState::HealthState() = default;
 

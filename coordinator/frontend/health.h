@@ -26,6 +26,11 @@ class HealthState {
   void SetStarted(bool started) { Set(started, &started_); }
   void SetAlive(bool alive) { Set(alive, &alive_); }
 
+  // What `Refresh` calls, so that an answer tells of now and not of the last periodic look. Nullptr
+  // takes it away; when that returns, no call of the old one is running.
+  void SetRefresh(std::function<void()> refresh) ABSL_LOCKS_EXCLUDED(refresh_mu_);
+  void Refresh() ABSL_LOCKS_EXCLUDED(refresh_mu_);
+
   // Nullopt for a service that is not known.
   std::optional<bool> Get(const std::string& service) const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -41,6 +46,9 @@ class HealthState {
   bool ready_ ABSL_GUARDED_BY(mu_) = false;
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool alive_ ABSL_GUARDED_BY(mu_) = true;
+
+  absl::Mutex refresh_mu_;
+  std::function<void()> refresh_ ABSL_GUARDED_BY(refresh_mu_);
 
   absl::Mutex watch_mu_;
   uint64_t last_id_ ABSL_GUARDED_BY(watch_mu_) = 0;

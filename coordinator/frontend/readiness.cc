@@ -33,12 +33,12 @@ Readiness JudgeReadiness(const EngineStats& stats, bool draining, absl::Duration
 
 ReadinessMonitor::ReadinessMonitor(const Engine* engine, HealthState* health,
                                    absl::Duration stall_timeout)
-    : engine_(engine),
-      health_(health),
-      stall_timeout_(stall_timeout),
-      thread_([this] { Loop(); }) {}
+    : engine_(engine), health_(health), stall_timeout_(stall_timeout), thread_([this] { Loop(); }) {
+  health_->SetRefresh([this] { Look(); });
+}
 
 ReadinessMonitor::~ReadinessMonitor() {
+  health_->SetRefresh(nullptr);
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;

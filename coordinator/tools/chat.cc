@@ -2,9 +2,8 @@
 #include <cstdio>
 #include <iostream>
 #include <string>
-#include <vector>
-
 #include <unistd.h>
+#include <vector>
 
 #include "absl/flags/flag.h"
 
@@ -38,7 +37,8 @@ int Ask(v1::Inference::Stub& stub, v1::GenerateRequest* request, const std::stri
 }
 
 int Run(const std::vector<std::string>& args) {
-  // `--once "question"` and `--once=question` both work: the former leaves the question among the arguments.
+  // `--once "question"` and `--once=question` both work: the former leaves the question among the
+  // arguments.
   std::string once = absl::GetFlag(FLAGS_once);
   if (args.size() == 1 && once.empty()) once = args[0];
   if (args.size() > 1) return UsageError("chat", "takes no arguments but one question (quote it)");
@@ -46,7 +46,8 @@ int Run(const std::vector<std::string>& args) {
   if (const absl::Status status = ApplyCallFlags(&request); !status.ok()) {
     return UsageError("chat", std::string(status.message()));
   }
-  if (!absl::GetFlag(FLAGS_system).empty()) AddMessage(request.mutable_chat(), "system", absl::GetFlag(FLAGS_system));
+  if (!absl::GetFlag(FLAGS_system).empty())
+    AddMessage(request.mutable_chat(), "system", absl::GetFlag(FLAGS_system));
   const auto stub = ConnectToService();
   if (!once.empty()) return Ask(*stub, &request, once);
 
@@ -67,7 +68,8 @@ const RegisterVerb kRegistered({
     .name = "chat",
     .summary = "talk to a running service",
     .help = "bitshard chat [QUESTION] [--flags]\n\n"
-            "With a question: asks it, streams the answer, ends. Without: a conversation; each line is a message, the whole\n"
+            "With a question: asks it, streams the answer, ends. Without: a conversation; each "
+            "line is a message, the whole\n"
             "history goes along. The model's own chat template makes the prompt.\n\n"
             "  --system=TEXT         system message (the template's own)\n" +
             CallFlagsHelp() +

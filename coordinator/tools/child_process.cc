@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -19,7 +18,8 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const std::vector<std::string>&
   argv.push_back(nullptr);
   // The child tells through this pipe why it could not become the program; exec closes it.
   int report[2];
-  if (pipe2(report, O_CLOEXEC) != 0) return absl::InternalError(absl::StrCat("pipe: ", std::strerror(errno)));
+  if (pipe2(report, O_CLOEXEC) != 0)
+    return absl::InternalError(absl::StrCat("pipe: ", std::strerror(errno)));
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
@@ -36,7 +36,8 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const std::vector<std::string>&
   int why = 0;
   const bool failed = pid > 0 && read(report[0], &why, sizeof why) == sizeof why;
   close(report[0]);
-  if (pid < 0) return absl::ResourceExhaustedError(absl::StrCat("fork: ", std::strerror(fork_errno)));
+  if (pid < 0)
+    return absl::ResourceExhaustedError(absl::StrCat("fork: ", std::strerror(fork_errno)));
   if (failed) {
     waitpid(pid, nullptr, 0);
     return absl::NotFoundError(absl::StrCat(command[0], ": ", std::strerror(why)));
@@ -72,13 +73,16 @@ absl::StatusOr<std::string> FindProgram(const std::string& name, const std::stri
     if (length <= 0) return absl::InternalError("cannot read /proc/self/exe");
     const std::string path(self, static_cast<size_t>(length));
     const std::string here = path.substr(0, path.rfind('/'));
-    // Installed side by side; or in Bazel's output tree, where this program is in coordinator/tools.
-    candidates = {absl::StrCat(here, "/", name), absl::StrCat(here, "/../", name), absl::StrCat(here, "/../../worker/", name)};
+    // Installed side by side; or in Bazel's output tree, where this program is in
+    // coordinator/tools.
+    candidates = {absl::StrCat(here, "/", name), absl::StrCat(here, "/../", name),
+                  absl::StrCat(here, "/../../worker/", name)};
   }
   for (const std::string& candidate : candidates) {
     if (access(candidate.c_str(), X_OK) == 0) return candidate;
   }
-  return absl::NotFoundError(absl::StrCat("no program ", name, " in ", candidates[0], "; --bin-dir=FOLDER says where it is"));
+  return absl::NotFoundError(absl::StrCat("no program ", name, " in ", candidates[0],
+                                          "; --bin-dir=FOLDER says where it is"));
 }
 
 }  // namespace bitshard

@@ -1,19 +1,18 @@
 #include "coordinator/tools/client.h"
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <atomic>
 #include <limits>
 #include <thread>
 #include <vector>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include <grpcpp/grpcpp.h>
 
 #include "proto/status_map.h"
 
@@ -26,7 +25,8 @@ ABSL_FLAG(double, top_p, 1, "only the most probable tokens that together reach p
 ABSL_FLAG(double, min_p, 0, "only tokens at least this share as probable as the best");
 ABSL_FLAG(int64_t, seed, -1, "the same seed gives the same answer; -1 = the service draws one");
 ABSL_FLAG(std::vector<std::string>, stop, {}, "comma-separated strings that end the answer");
-ABSL_FLAG(absl::Duration, timeout, absl::InfiniteDuration(), "deadline of one answer, for example 30s");
+ABSL_FLAG(absl::Duration, timeout, absl::InfiniteDuration(),
+          "deadline of one answer, for example 30s");
 
 namespace bitshard {
 namespace {
@@ -51,14 +51,16 @@ class InterruptScope {
 }  // namespace
 
 std::unique_ptr<v1::Inference::Stub> ConnectToService() {
-  return v1::Inference::NewStub(grpc::CreateChannel(absl::GetFlag(FLAGS_address), grpc::InsecureChannelCredentials()));
+  return v1::Inference::NewStub(
+      grpc::CreateChannel(absl::GetFlag(FLAGS_address), grpc::InsecureChannelCredentials()));
 }
 
 absl::Status ApplyCallFlags(v1::GenerateRequest* request) {
   if (!absl::GetFlag(FLAGS_model_name).empty()) request->set_model(absl::GetFlag(FLAGS_model_name));
   const int64_t max_tokens = absl::GetFlag(FLAGS_max_tokens), top_k = absl::GetFlag(FLAGS_top_k);
   if (max_tokens < 1 || max_tokens > std::numeric_limits<uint32_t>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat("--max-tokens=", max_tokens, " must be at least 1"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-tokens=", max_tokens, " must be at least 1"));
   }
   if (top_k < 0 || top_k > std::numeric_limits<uint32_t>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("--top-k=", top_k, " must be 0 (all) or more"));
@@ -69,8 +71,10 @@ absl::Status ApplyCallFlags(v1::GenerateRequest* request) {
   sampling.set_top_k(static_cast<uint32_t>(top_k));
   sampling.set_top_p(static_cast<float>(absl::GetFlag(FLAGS_top_p)));
   sampling.set_min_p(static_cast<float>(absl::GetFlag(FLAGS_min_p)));
-  if (absl::GetFlag(FLAGS_seed) >= 0) sampling.set_seed(static_cast<uint64_t>(absl::GetFlag(FLAGS_seed)));
-  for (const std::string& stop : absl::GetFlag(FLAGS_stop)) request->mutable_stop()->add_strings(stop);
+  if (absl::GetFlag(FLAGS_seed) >= 0)
+    sampling.set_seed(static_cast<uint64_t>(absl::GetFlag(FLAGS_seed)));
+  for (const std::string& stop : absl::GetFlag(FLAGS_stop))
+    request->mutable_stop()->add_strings(stop);
   return absl::OkStatus();
 }
 
@@ -88,7 +92,8 @@ std::string CallFlagsHelp() {
 absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::GenerateRequest& request) {
   grpc::ClientContext context;
   const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);
-  if (timeout != absl::InfiniteDuration()) context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  if (timeout != absl::InfiniteDuration())
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   InterruptScope interrupt;
   std::atomic<bool> done{false};
   std::thread watch([&] {
@@ -122,10 +127,13 @@ absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::Generat
   std::fprintf(stdout, "\n");
   std::fflush(stdout);
   if (!status.ok()) return FromGrpc(status);
-  std::string figures = absl::StrFormat("[%d prompt tokens, %d tokens", answer.finished.usage().prompt_tokens(), tokens);
-  if (tokens > 0) absl::StrAppendFormat(&figures, ", TTFT %.0f ms", absl::ToDoubleMilliseconds(first - start));
+  std::string figures = absl::StrFormat("[%d prompt tokens, %d tokens",
+                                        answer.finished.usage().prompt_tokens(), tokens);
+  if (tokens > 0)
+    absl::StrAppendFormat(&figures, ", TTFT %.0f ms", absl::ToDoubleMilliseconds(first - start));
   if (tokens > 1 && last > first) {
-    absl::StrAppendFormat(&figures, ", %.1f tokens/s", static_cast<double>(tokens - 1) / absl::ToDoubleSeconds(last - first));
+    absl::StrAppendFormat(&figures, ", %.1f tokens/s",
+                          static_cast<double>(tokens - 1) / absl::ToDoubleSeconds(last - first));
   }
   std::fprintf(stderr, "%s]\n", figures.c_str());
   return answer;

@@ -25,8 +25,9 @@ struct Answer {
   v1::Finished finished;
 };
 
-// Streams the answer to stdout as it comes, then one line of figures (TTFT, tokens/s) to stderr. Ctrl-C cancels the
-// call, not the program. `absl::StatusCode::kCancelled` tells the caller that it did.
+// Streams the answer to stdout as it comes, then one line of figures (TTFT, tokens/s) to stderr.
+// Ctrl-C cancels the call, not the program. `absl::StatusCode::kCancelled` tells the caller that it
+// did.
 absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::GenerateRequest& request);
 
 }  // namespace bitshard

@@ -12,9 +12,12 @@ namespace bitshard {
 namespace {
 
 int Run(const std::vector<std::string>& args) {
-  if (args.size() != 1) return UsageError("complete", "needs exactly one prompt (quote it), or - to read it from stdin");
+  if (args.size() != 1)
+    return UsageError("complete",
+                      "needs exactly one prompt (quote it), or - to read it from stdin");
   std::string prompt = args[0];
-  if (prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  if (prompt == "-")
+    prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
   v1::GenerateRequest request;
   request.set_text(prompt);
   if (const absl::Status status = ApplyCallFlags(&request); !status.ok()) {
@@ -33,7 +36,8 @@ const RegisterVerb kRegistered({
     .name = "complete",
     .summary = "continue a prompt with a running service",
     .help = "bitshard complete PROMPT [--flags]      PROMPT may be - for standard input\n\n"
-            "Sends the prompt as it is (no chat template) and streams the continuation to stdout; figures go to stderr.\n\n" +
+            "Sends the prompt as it is (no chat template) and streams the continuation to stdout; "
+            "figures go to stderr.\n\n" +
             CallFlagsHelp() +
             "\nExamples:\n"
             "  bitshard complete \"The capital of France is\" --max-tokens=16\n"

@@ -15,24 +15,28 @@ namespace {
 constexpr const char* kPlanned[] = {"bench", "plan", "quantize", "eval", "compare"};
 
 void PrintOverview(std::FILE* out) {
-  std::fprintf(out,
-               "bitshard: low-bit language models, sharded over worker processes, served over gRPC\n\n"
-               "usage: bitshard VERB [arguments] [--flags]      bitshard VERB --help explains a verb\n\n");
+  std::fprintf(
+      out,
+      "bitshard: low-bit language models, sharded over worker processes, served over gRPC\n\n"
+      "usage: bitshard VERB [arguments] [--flags]      bitshard VERB --help explains a verb\n\n");
   for (const bitshard::Verb* verb : bitshard::AllVerbs()) {
     std::fprintf(out, "  %-10s %s\n", verb->name.c_str(), verb->summary.c_str());
   }
-  std::fprintf(out,
-               "\nFirst steps:\n"
-               "  bitshard inspect model.gguf             what is in the file, and how it would be sharded\n"
-               "  bitshard serve model.gguf --workers=2   a coordinator and two workers on this machine\n"
-               "  bitshard chat                           talk to it (in another terminal)\n");
+  std::fprintf(
+      out,
+      "\nFirst steps:\n"
+      "  bitshard inspect model.gguf             what is in the file, and how it would be sharded\n"
+      "  bitshard serve model.gguf --workers=2   a coordinator and two workers on this machine\n"
+      "  bitshard chat                           talk to it (in another terminal)\n");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
-  const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h" || word == "-help"; };
+  const auto is_help = [](const std::string& word) {
+    return word == "--help" || word == "-h" || word == "-help";
+  };
   const bool help = std::any_of(words.begin(), words.end(), is_help);
   if (words.empty() || words[0].empty() || words[0][0] == '-' || words[0] == "help") {
     if (words.size() > 1 && words[0] == "help") {
@@ -47,16 +51,18 @@ int main(int argc, char** argv) {
   }
   const bitshard::Verb* verb = bitshard::FindVerb(words[0]);
   if (verb == nullptr) {
-    const bool planned = std::find(std::begin(kPlanned), std::end(kPlanned), words[0]) != std::end(kPlanned);
+    const bool planned =
+        std::find(std::begin(kPlanned), std::end(kPlanned), words[0]) != std::end(kPlanned);
     std::string known;
     for (const bitshard::Verb* v : bitshard::AllVerbs()) absl::StrAppend(&known, " ", v->name);
-    std::fprintf(stderr, "bitshard: %s \"%s\"; there is:%s\n", planned ? "not built yet:" : "no verb", words[0].c_str(),
-                 known.c_str());
+    std::fprintf(stderr, "bitshard: %s \"%s\"; there is:%s\n",
+                 planned ? "not built yet:" : "no verb", words[0].c_str(), known.c_str());
     return 2;
   }
   if (help) {
     std::printf("%s", verb->help.c_str());
     return 0;
   }
-  return verb->run(bitshard::ParseCommandLine(argc - 1, argv + 1));  // the verb takes the program's place
+  return verb->run(
+      bitshard::ParseCommandLine(argc - 1, argv + 1));  // the verb takes the program's place
 }

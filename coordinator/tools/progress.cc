@@ -25,8 +25,10 @@ void ProgressBar::Update(const std::string& label, uint64_t done, uint64_t total
   last_label_ = label;
   last_complete_ = complete;
   last_drawn_ = now;
-  const double share = total == 0 ? 1.0 : static_cast<double>(std::min(done, total)) / static_cast<double>(total);
-  const std::string amount = absl::StrFormat("%3.0f %%  %s / %s", share * 100, HumanBytes(done), HumanBytes(total));
+  const double share =
+      total == 0 ? 1.0 : static_cast<double>(std::min(done, total)) / static_cast<double>(total);
+  const std::string amount =
+      absl::StrFormat("%3.0f %%  %s / %s", share * 100, HumanBytes(done), HumanBytes(total));
   if (!terminal_) {
     std::fprintf(stderr, "%s %s\n", label.c_str(), amount.c_str());
     return;
@@ -59,7 +61,8 @@ std::string HumanBytes(uint64_t bytes) {
     value /= 1000;
     ++unit;
   }
-  return unit == 0 ? absl::StrFormat("%d B", bytes) : absl::StrFormat("%.1f %s", value, units[unit]);
+  return unit == 0 ? absl::StrFormat("%d B", bytes)
+                   : absl::StrFormat("%.1f %s", value, units[unit]);
 }
 
 }  // namespace bitshard

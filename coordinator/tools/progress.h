@@ -12,8 +12,8 @@ class ProgressBar {
  public:
   ProgressBar();
 
-  // "label [=====>    ] 45 %  44.1 / 98.4 MB". Redraws at most ten times a second (a line every five seconds when
-  // stderr is no terminal), but always when `done` reaches `total`.
+  // "label [=====>    ] 45 %  44.1 / 98.4 MB". Redraws at most ten times a second (a line every
+  // five seconds when stderr is no terminal), but always when `done` reaches `total`.
   void Update(const std::string& label, uint64_t done, uint64_t total);
   // A phase without a measure: "label ...". Drawn when the label changes.
   void Phase(const std::string& label);

@@ -1,28 +1,29 @@
-// bitshard serve: a coordinator and N workers on this machine, as processes, looked after until Ctrl-C.
+// bitshard serve: a coordinator and N workers on this machine, as processes, looked after until
+// Ctrl-C.
 //
-// What dies is started again: a worker that ended, and one that the coordinator no longer counts although its process
-// still exists (it hangs: it is killed first). The coordinator's end ends the service.
+// What dies is started again: a worker that ended, and one that the coordinator no longer counts
+// although its process still exists (it hangs: it is killed first). The coordinator's end ends the
+// service.
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <atomic>
 #include <deque>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <string>
-#include <vector>
-
-#include <grpcpp/grpcpp.h>
 #include <unistd.h>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include <grpcpp/grpcpp.h>
 
 #include "coordinator/tools/child_process.h"
 #include "coordinator/tools/progress.h"
@@ -33,16 +34,21 @@
 ABSL_FLAG(int32_t, workers, 1, "worker processes on this machine");
 ABSL_FLAG(std::string, bind, "127.0.0.1", "address that the service listens on");
 ABSL_FLAG(int32_t, port, 50051, "port of the service; 0 = any free one");
-ABSL_FLAG(int32_t, metrics_port, 0, "port of the coordinator's Prometheus page; 0 = any free one, -1 = none");
+ABSL_FLAG(int32_t, metrics_port, 0,
+          "port of the coordinator's Prometheus page; 0 = any free one, -1 = none");
 ABSL_FLAG(int32_t, threads, 0, "threads of each worker; 0 = its share of the cores");
 ABSL_FLAG(std::string, activations, "a16", "a16 or f32");
 ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16 or f32");
 ABSL_FLAG(std::string, served_model_name, "", "name for requests; empty = the checkpoint's");
-ABSL_FLAG(std::string, log_level, "", "debug, info, warning or error; empty = warning on a terminal, else info");
+ABSL_FLAG(std::string, log_level, "",
+          "debug, info, warning or error; empty = warning on a terminal, else info");
 ABSL_FLAG(std::string, port_file, "", "write the chosen ports here as key=value lines");
-ABSL_FLAG(std::string, bin_dir, "", "folder of bitshard-coordinator and bitshard-worker; empty = beside this program");
-ABSL_FLAG(std::vector<std::string>, coordinator_flags, {}, "further flags for the coordinator, comma-separated");
-ABSL_FLAG(std::vector<std::string>, worker_flags, {}, "further flags for every worker, comma-separated");
+ABSL_FLAG(std::string, bin_dir, "",
+          "folder of bitshard-coordinator and bitshard-worker; empty = beside this program");
+ABSL_FLAG(std::vector<std::string>, coordinator_flags, {},
+          "further flags for the coordinator, comma-separated");
+ABSL_FLAG(std::vector<std::string>, worker_flags, {},
+          "further flags for every worker, comma-separated");
 
 namespace bitshard {
 namespace {
@@ -105,24 +111,27 @@ absl::Status Service::StartCoordinator() {
     char bytes[32];
     random.read(bytes, sizeof bytes);
     std::ofstream token(token_file_);
-    for (char byte : bytes) token << absl::StrCat(absl::Hex(static_cast<uint8_t>(byte), absl::kZeroPad2));
+    for (char byte : bytes)
+      token << absl::StrCat(absl::Hex(static_cast<uint8_t>(byte), absl::kZeroPad2));
   }
-  ASSIGN_OR_RETURN(const std::string program, FindProgram("bitshard-coordinator", absl::GetFlag(FLAGS_bin_dir)));
-  std::vector<std::string> command = {program,
-                                      "--model=" + model_,
-                                      absl::StrCat("--workers=", absl::GetFlag(FLAGS_workers)),
-                                      "--bind=" + absl::GetFlag(FLAGS_bind),
-                                      absl::StrCat("--port=", absl::GetFlag(FLAGS_port)),
-                                      "--fleet-port=0",
-                                      "--health-port=0",
-                                      "--admin-port=0",
-                                      absl::StrCat("--metrics-port=", absl::GetFlag(FLAGS_metrics_port)),
-                                      "--activations=" + absl::GetFlag(FLAGS_activations),
-                                      "--kv-cache-dtype=" + absl::GetFlag(FLAGS_kv_cache_dtype),
-                                      "--token-file=" + token_file_,
-                                      "--port-file=" + folder_ + "/ports",
-                                      "--exit-with-parent",
-                                      "--log-level=" + LogLevel()};
+  ASSIGN_OR_RETURN(const std::string program,
+                   FindProgram("bitshard-coordinator", absl::GetFlag(FLAGS_bin_dir)));
+  std::vector<std::string> command = {
+      program,
+      "--model=" + model_,
+      absl::StrCat("--workers=", absl::GetFlag(FLAGS_workers)),
+      "--bind=" + absl::GetFlag(FLAGS_bind),
+      absl::StrCat("--port=", absl::GetFlag(FLAGS_port)),
+      "--fleet-port=0",
+      "--health-port=0",
+      "--admin-port=0",
+      absl::StrCat("--metrics-port=", absl::GetFlag(FLAGS_metrics_port)),
+      "--activations=" + absl::GetFlag(FLAGS_activations),
+      "--kv-cache-dtype=" + absl::GetFlag(FLAGS_kv_cache_dtype),
+      "--token-file=" + token_file_,
+      "--port-file=" + folder_ + "/ports",
+      "--exit-with-parent",
+      "--log-level=" + LogLevel()};
   if (!absl::GetFlag(FLAGS_served_model_name).empty()) {
     command.push_back("--served-model-name=" + absl::GetFlag(FLAGS_served_model_name));
   }
@@ -156,15 +165,18 @@ absl::Status Service::AwaitPorts() {
   if (!absl::GetFlag(FLAGS_port_file).empty()) {
     const std::string path = absl::GetFlag(FLAGS_port_file);
     std::error_code error;
-    std::filesystem::copy_file(folder_ + "/ports", path + ".new", std::filesystem::copy_options::overwrite_existing, error);
+    std::filesystem::copy_file(folder_ + "/ports", path + ".new",
+                               std::filesystem::copy_options::overwrite_existing, error);
     if (!error) std::filesystem::rename(path + ".new", path, error);
-    if (error) return absl::InvalidArgumentError(absl::StrCat("--port-file=", path, ": ", error.message()));
+    if (error)
+      return absl::InvalidArgumentError(absl::StrCat("--port-file=", path, ": ", error.message()));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<ChildProcess> Service::StartWorker(int index) {
-  ASSIGN_OR_RETURN(const std::string program, FindProgram("bitshard-worker", absl::GetFlag(FLAGS_bin_dir)));
+  ASSIGN_OR_RETURN(const std::string program,
+                   FindProgram("bitshard-worker", absl::GetFlag(FLAGS_bin_dir)));
   std::vector<std::string> command = {program,
                                       "--coordinator=127.0.0.1:" + ports_["fleet_port"],
                                       "--token-file=" + token_file_,
@@ -190,9 +202,11 @@ void Service::ShowProgress(const v1::ServiceStatus& status) {
     if (!was_ready_) {
       progress_.Clear();
       std::fprintf(stderr,
-                   "%s is ready on %s:%s with %d workers (metrics: http://localhost:%s/metrics). Ctrl-C ends.\n",
-                   status.model().c_str(), absl::GetFlag(FLAGS_bind).c_str(), ports_["port"].c_str(),
-                   absl::GetFlag(FLAGS_workers), ports_["metrics_port"].c_str());
+                   "%s is ready on %s:%s with %d workers (metrics: http://localhost:%s/metrics). "
+                   "Ctrl-C ends.\n",
+                   status.model().c_str(), absl::GetFlag(FLAGS_bind).c_str(),
+                   ports_["port"].c_str(), absl::GetFlag(FLAGS_workers),
+                   ports_["metrics_port"].c_str());
     }
     was_ready_ = true;
     return;
@@ -220,25 +234,31 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
     Worker& worker = workers_[i];
     std::optional<std::string> ended = worker.process.Ended();
     if (!ended && status) {
-      const bool counted = std::any_of(status->ranks().begin(), status->ranks().end(), [&](const v1::RankStatus& rank) {
-        return rank.pid() == worker.process.pid() && rank.phase() != v1::RANK_PHASE_MISSING;
-      });
+      const bool counted = std::any_of(
+          status->ranks().begin(), status->ranks().end(), [&](const v1::RankStatus& rank) {
+            return rank.pid() == worker.process.pid() && rank.phase() != v1::RANK_PHASE_MISSING;
+          });
       if (counted) worker.last_counted = now;
       if (now - worker.last_counted > kLostWorkerGrace) {
-        std::fprintf(stderr, "worker %zu (pid %d) hangs: the coordinator has not counted it for %s; killing it\n", i,
-                     worker.process.pid(), absl::FormatDuration(kLostWorkerGrace).c_str());
+        std::fprintf(
+            stderr,
+            "worker %zu (pid %d) hangs: the coordinator has not counted it for %s; killing it\n", i,
+            worker.process.pid(), absl::FormatDuration(kLostWorkerGrace).c_str());
         worker.process.Signal(SIGKILL);
         worker.last_counted = now;  // its end is seen in a later round
       }
     }
     if (!ended) continue;
     progress_.Clear();
-    while (!worker.restarts.empty() && now - worker.restarts.front() > absl::Minutes(1)) worker.restarts.pop_front();
+    while (!worker.restarts.empty() && now - worker.restarts.front() > absl::Minutes(1))
+      worker.restarts.pop_front();
     if (worker.restarts.size() >= kRestartsAMinute) {
       return absl::UnavailableError(absl::StrCat("worker ", i, " ended ", kRestartsAMinute + 1,
-                                                 " times within a minute, last with ", *ended, "; see its log above"));
+                                                 " times within a minute, last with ", *ended,
+                                                 "; see its log above"));
     }
-    std::fprintf(stderr, "worker %zu (pid %d) ended: %s; starting it again\n", i, worker.process.pid(), ended->c_str());
+    std::fprintf(stderr, "worker %zu (pid %d) ended: %s; starting it again\n", i,
+                 worker.process.pid(), ended->c_str());
     ASSIGN_OR_RETURN(worker.process, StartWorker(static_cast<int>(i)));
     worker.restarts.push_back(now);
     worker.last_counted = now;
@@ -250,7 +270,8 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
 void Service::End() {
   if (coordinator_) coordinator_->Signal(SIGTERM);
   const int signals_before = stop_signals;
-  while (coordinator_ && !coordinator_->Ended() && stop_signals <= signals_before + 1) absl::SleepFor(absl::Milliseconds(20));
+  while (coordinator_ && !coordinator_->Ended() && stop_signals <= signals_before + 1)
+    absl::SleepFor(absl::Milliseconds(20));
   const absl::Time grace = absl::Now() + absl::Seconds(2);
   const auto all_ended = [&] {
     bool all = true;
@@ -260,14 +281,17 @@ void Service::End() {
   while (!all_ended() && absl::Now() < grace) absl::SleepFor(absl::Milliseconds(20));
   if (coordinator_) coordinator_->Signal(SIGKILL);
   for (Worker& worker : workers_) worker.process.Signal(SIGKILL);
-  while (!all_ended() || (coordinator_ && !coordinator_->Ended())) absl::SleepFor(absl::Milliseconds(5));
+  while (!all_ended() || (coordinator_ && !coordinator_->Ended()))
+    absl::SleepFor(absl::Milliseconds(5));
 }
 
 int Service::Run() {
   const auto fail = [&](const absl::Status& status) {
     progress_.Clear();
-    if (!absl::IsCancelled(status)) std::fprintf(stderr, "bitshard serve: %s\n", std::string(status.message()).c_str());
-    const bool coordinator_failed = coordinator_ && coordinator_->Ended() && coordinator_->exit_code() != 0;
+    if (!absl::IsCancelled(status))
+      std::fprintf(stderr, "bitshard serve: %s\n", std::string(status.message()).c_str());
+    const bool coordinator_failed =
+        coordinator_ && coordinator_->Ended() && coordinator_->exit_code() != 0;
     const int code = coordinator_failed ? coordinator_->exit_code() : 1;
     End();
     return absl::IsCancelled(status) ? 0 : code;
@@ -295,7 +319,8 @@ int Service::Run() {
 }
 
 int Run(const std::vector<std::string>& args) {
-  if (args.size() != 1) return UsageError("serve", "needs exactly one model: a GGUF file or a Hugging Face folder");
+  if (args.size() != 1)
+    return UsageError("serve", "needs exactly one model: a GGUF file or a Hugging Face folder");
   if (absl::GetFlag(FLAGS_workers) < 1 || absl::GetFlag(FLAGS_workers) > 64) {
     return UsageError("serve", "--workers must be 1 to 64");
   }
@@ -309,23 +334,29 @@ int Run(const std::vector<std::string>& args) {
 const RegisterVerb kRegistered({
     .name = "serve",
     .summary = "serve a model on this machine: a coordinator and N workers",
-    .help = "bitshard serve MODEL [--flags]      MODEL: a GGUF file or a Hugging Face folder\n\n"
-            "Starts a coordinator and --workers worker processes that share the model's weights (any number: heads and\n"
-            "columns need not divide), waits until they are ready, and looks after them: a worker that dies or hangs is\n"
-            "started again. Ctrl-C drains (running answers finish) and ends; a second Ctrl-C ends at once.\n\n"
-            "  --workers=N           worker processes (1)\n"
-            "  --bind=ADDRESS --port=PORT   where the gRPC service listens (127.0.0.1:50051)\n"
-            "  --activations=a16     a16: 16-bit fixed point, as good as f32 (KLD < 1e-6) and faster; f32: exact path\n"
-            "  --kv-cache-dtype=bf16 bf16, f16 or f32\n"
-            "  --threads=N           threads of each worker (its share of the cores)\n"
-            "  --metrics-port=PORT   Prometheus page (a free port, printed)\n"
-            "  --served-model-name=NAME   name for requests (the checkpoint's)\n"
-            "  --log-level=LEVEL     debug, info, warning, error (warning on a terminal, else info)\n"
-            "  --port-file=FILE      write the chosen ports there, for scripts\n"
-            "  --coordinator-flags=F,F  --worker-flags=F,F   anything else (see bitshard-coordinator --help)\n"
-            "\nExamples:\n"
-            "  bitshard serve SmolLM2-135M-Instruct.Q4_1.gguf --workers=2\n"
-            "  bitshard serve ./my-model --workers=3 --kv-cache-dtype=f32 --activations=f32\n",
+    .help =
+        "bitshard serve MODEL [--flags]      MODEL: a GGUF file or a Hugging Face folder\n\n"
+        "Starts a coordinator and --workers worker processes that share the model's weights (any "
+        "number: heads and\n"
+        "columns need not divide), waits until they are ready, and looks after them: a worker that "
+        "dies or hangs is\n"
+        "started again. Ctrl-C drains (running answers finish) and ends; a second Ctrl-C ends at "
+        "once.\n\n"
+        "  --workers=N           worker processes (1)\n"
+        "  --bind=ADDRESS --port=PORT   where the gRPC service listens (127.0.0.1:50051)\n"
+        "  --activations=a16     a16: 16-bit fixed point, as good as f32 (KLD < 1e-6) and faster; "
+        "f32: exact path\n"
+        "  --kv-cache-dtype=bf16 bf16, f16 or f32\n"
+        "  --threads=N           threads of each worker (its share of the cores)\n"
+        "  --metrics-port=PORT   Prometheus page (a free port, printed)\n"
+        "  --served-model-name=NAME   name for requests (the checkpoint's)\n"
+        "  --log-level=LEVEL     debug, info, warning, error (warning on a terminal, else info)\n"
+        "  --port-file=FILE      write the chosen ports there, for scripts\n"
+        "  --coordinator-flags=F,F  --worker-flags=F,F   anything else (see bitshard-coordinator "
+        "--help)\n"
+        "\nExamples:\n"
+        "  bitshard serve SmolLM2-135M-Instruct.Q4_1.gguf --workers=2\n"
+        "  bitshard serve ./my-model --workers=3 --kv-cache-dtype=f32 --activations=f32\n",
     .run = &Run,
 });
 

@@ -31,7 +31,8 @@ std::vector<const Verb*> AllVerbs() {
 }
 
 int UsageError(const std::string& verb, const std::string& message) {
-  std::fprintf(stderr, "bitshard %s: %s\nTry: bitshard %s --help\n", verb.c_str(), message.c_str(), verb.c_str());
+  std::fprintf(stderr, "bitshard %s: %s\nTry: bitshard %s --help\n", verb.c_str(), message.c_str(),
+               verb.c_str());
   return 2;
 }
 

@@ -1,5 +1,5 @@
-// CHECK: our own invariants, alive in release builds too. Anything that comes from outside (files, peers, flags,
-// requests) gets an absl::Status instead; a CHECK that an input can trip is a bug.
+// CHECK: our own invariants, alive in release builds too. Anything that comes from outside (files,
+// peers, flags, requests) gets an absl::Status instead; a CHECK that an input can trip is a bug.
 #pragma once
 
 #include <cstdlib>
@@ -34,9 +34,9 @@ struct Voidify {
 }  // namespace check_internal
 }  // namespace bitshard
 
-#define CHECK(condition)                                         \
-  (condition) ? (void)0                                          \
-              : ::bitshard::check_internal::Voidify() &          \
+#define CHECK(condition)                                \
+  (condition) ? (void)0                                 \
+              : ::bitshard::check_internal::Voidify() & \
                     ::bitshard::check_internal::Failure(__FILE__, __LINE__, #condition).stream()
 #define BITSHARD_CHECK_OP(op, a, b) CHECK((a)op(b)) << "(" << (a) << " vs " << (b) << ") "
 #define CHECK_EQ(a, b) BITSHARD_CHECK_OP(==, a, b)
@@ -45,10 +45,10 @@ struct Voidify {
 #define CHECK_LT(a, b) BITSHARD_CHECK_OP(<, a, b)
 #define CHECK_GE(a, b) BITSHARD_CHECK_OP(>=, a, b)
 #define CHECK_GT(a, b) BITSHARD_CHECK_OP(>, a, b)
-#define CHECK_OK(expression)                                         \
-  do {                                                               \
-    const auto& bitshard_check_ok = (expression);                    \
-    CHECK(bitshard_check_ok.ok()) << bitshard_check_ok.ToString();   \
+#define CHECK_OK(expression)                                       \
+  do {                                                             \
+    const auto& bitshard_check_ok = (expression);                  \
+    CHECK(bitshard_check_ok.ok()) << bitshard_check_ok.ToString(); \
   } while (false)
 
 #ifdef NDEBUG

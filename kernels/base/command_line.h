@@ -6,8 +6,9 @@
 
 namespace bitshard {
 
-// Turns dashes in flag names (not in values, not after "--") into underscores, then lets Abseil parse. Returns the
-// arguments that are no flags, without the program's name. Unknown flags and bad values end the program with a hint.
+// Turns dashes in flag names (not in values, not after "--") into underscores, then lets Abseil
+// parse. Returns the arguments that are no flags, without the program's name. Unknown flags and bad
+// values end the program with a hint.
 std::vector<std::string> ParseCommandLine(int argc, char** argv);
 
 }  // namespace bitshard

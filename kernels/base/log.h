@@ -29,7 +29,8 @@ void LogError(spdlog::format_string_t<Args...> format, Args&&... args) {
   spdlog::error(format, std::forward<Args>(args)...);
 }
 
-// Call once in main. `level`: "debug", "info", "warning" or "error"; false when it is none of these.
+// Call once in main. `level`: "debug", "info", "warning" or "error"; false when it is none of
+// these.
 bool InitLogging(const std::string& program, const std::string& level);
 
 }  // namespace bitshard

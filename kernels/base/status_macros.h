@@ -6,10 +6,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define RETURN_IF_ERROR(expression)                        \
-  do {                                                     \
-    absl::Status bitshard_status = (expression);           \
-    if (!bitshard_status.ok()) return bitshard_status;     \
+#define RETURN_IF_ERROR(expression)                    \
+  do {                                                 \
+    absl::Status bitshard_status = (expression);       \
+    if (!bitshard_status.ok()) return bitshard_status; \
   } while (false)
 
 #define BITSHARD_CONCAT_INNER(a, b) a##b

@@ -30,10 +30,10 @@ class KernelRegistry {
 
   const std::vector<const Kernel*>& all() const { return kernels_; }
 
-  // The fastest that needs no more than `isa`; null when none is registered.
+  // The fastest that needs no more than `isa` and runs on this machine; null when there is none.
   const Kernel* Fastest(Isa isa) const {
     for (const Kernel* kernel : kernels_) {
-      if (kernel->isa <= isa) return kernel;
+      if (kernel->isa <= isa && HasIsa(kernel->isa)) return kernel;
     }
     return nullptr;
   }

@@ -6,8 +6,8 @@
 //   K: [head_dim][16 positions]   (a run of 16 keys is one vector: scores need no horizontal sum)
 //   V: [16 positions][head_dim]
 // Elements are of the cache type; K and V are rounded to it once, when appended. Position p of a
-// sequence is in its block table's entry p / 16 at p % 16. The memory must start zeroed; stale
-// values beyond a sequence's end are never used.
+// sequence is in its block table's entry p / 16 at p % 16. What lies
+// beyond a sequence's end, in its last block or in freed ones, is never used, whatever it is.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,9 @@
-// Our f32 mode against transformers in FP32 on the same BF16 weights, at 1 to 4 workers: last-position logits of the four
-// golden prompts, and the greedy continuation (end token suppressed, as when the goldens were made).
+// Our f32 mode against transformers in FP32 on the same BF16 weights, at 1 to 4 workers:
+// last-position logits of the four golden prompts, and the greedy continuation (end token
+// suppressed, as when the goldens were made).
 //
-// The goldens' smallest top-1/top-2 gap along the greedy paths is 1.5e-3 (golden.json), above the 1e-3 below which
-// equality would mean nothing; so every token must be equal.
-#include <gtest/gtest.h>
-
+// The goldens' smallest top-1/top-2 gap along the greedy paths is 1.5e-3 (golden.json), above the
+// 1e-3 below which equality would mean nothing; so every token must be equal.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include <gtest/gtest.h>
 
 #include "tests/support/golden_tensors.h"
 #include "tests/support/teacher.h"
@@ -50,26 +50,29 @@ TEST_P(GoldenLogits, LastLogitsAndGreedyTokensEqualTransformers) {
     ASSERT_TRUE(TeacherForce(**group, tokens, /*chunk=*/512, Outputs::kAll).ok());
 
     const absl::Span<const float> last = recorder.At(static_cast<uint32_t>(n) - 1);
-    const double error =
-        RelativeL2(std::vector<float>(last.begin(), last.end()), golden->f32.at(prefix + "fp32.last_logits"));
+    const double error = RelativeL2(std::vector<float>(last.begin(), last.end()),
+                                    golden->f32.at(prefix + "fp32.last_logits"));
     worst = std::max(worst, error);
     EXPECT_LT(error, kRelativeL2Bound) << name << " at " << workers << " workers, prompt of " << n;
 
     for (size_t i = 0; i < greedy.size(); ++i) {
-      const absl::Span<const float> row = recorder.At(static_cast<uint32_t>(n - 1) + static_cast<uint32_t>(i));
+      const absl::Span<const float> row =
+          recorder.At(static_cast<uint32_t>(n - 1) + static_cast<uint32_t>(i));
       std::vector<float> allowed(row.begin(), row.end());
       for (int32_t end_token : (*model)->checkpoint().config.eos_ids) {
         allowed[static_cast<size_t>(end_token)] = -std::numeric_limits<float>::infinity();
       }
       const auto best = std::max_element(allowed.begin(), allowed.end()) - allowed.begin();
-      EXPECT_EQ(best, greedy[i]) << name << " at " << workers << " workers, prompt of " << n << ", output " << i;
+      EXPECT_EQ(best, greedy[i]) << name << " at " << workers << " workers, prompt of " << n
+                                 << ", output " << i;
     }
   }
-  std::printf("%s at %d workers: largest relative L2 error %.3g (bound %.0e)\n", name.c_str(), workers, worst,
-              kRelativeL2Bound);
+  std::printf("%s at %d workers: largest relative L2 error %.3g (bound %.0e)\n", name.c_str(),
+              workers, worst, kRelativeL2Bound);
 }
 
-// GGUF files of tiny-llama-q: the golden is transformers in FP32 with the weights that the gguf package dequantizes.
+// GGUF files of tiny-llama-q: the golden is transformers in FP32 with the weights that the gguf
+// package dequantizes.
 class GoldenGgufLogits : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(GoldenGgufLogits, LastLogitsEqualTransformersWithTheDequantizedWeights) {
@@ -90,15 +93,18 @@ TEST_P(GoldenGgufLogits, LastLogitsEqualTransformersWithTheDequantizedWeights) {
   double worst = 0;
   for (int n : {1, 17, 130, 700}) {
     recorder.Clear();
-    ASSERT_TRUE(TeacherForce(**group, base->i32.at(absl::StrCat("p", n, ".input_ids")), 512, Outputs::kLast).ok());
+    ASSERT_TRUE(
+        TeacherForce(**group, base->i32.at(absl::StrCat("p", n, ".input_ids")), 512, Outputs::kLast)
+            .ok());
     const absl::Span<const float> last = recorder.At(static_cast<uint32_t>(n) - 1);
-    const double error = RelativeL2(std::vector<float>(last.begin(), last.end()),
-                                    golden->f32.at(absl::StrCat("p", n, ".last_logits.tool_weights_fp32")));
+    const double error =
+        RelativeL2(std::vector<float>(last.begin(), last.end()),
+                   golden->f32.at(absl::StrCat("p", n, ".last_logits.tool_weights_fp32")));
     worst = std::max(worst, error);
     EXPECT_LT(error, kRelativeL2Bound) << name << " at " << workers << " workers, prompt of " << n;
   }
-  std::printf("%s at %d workers: largest relative L2 error %.3g (bound %.0e)\n", name.c_str(), workers, worst,
-              kRelativeL2Bound);
+  std::printf("%s at %d workers: largest relative L2 error %.3g (bound %.0e)\n", name.c_str(),
+              workers, worst, kRelativeL2Bound);
 }
 
 std::string CaseName(const testing::TestParamInfo<std::tuple<std::string, int>>& info) {
@@ -112,7 +118,8 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenGgufLogits,
                                           testing::Values(1, 2, 3, 4)),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Models, GoldenLogits,
-                         testing::Combine(testing::Values("tiny-llama", "tiny-llama-q"), testing::Values(1, 2, 3, 4)),
+                         testing::Combine(testing::Values("tiny-llama", "tiny-llama-q"),
+                                          testing::Values(1, 2, 3, 4)),
                          CaseName);
 
 }  // namespace

@@ -62,7 +62,10 @@ class RandomRequestsTest(unittest.TestCase):
                 self.assertGreater(codes[code], 20, f"the mix lost its {code}")
             for stream in streams:
                 self.assertEqual(stream.gaps, [], stream.request.request_id)
-                self.assertEqual(stream.finished is not None, stream.code == grpc.StatusCode.OK, stream.request.request_id)
+                if stream.code == grpc.StatusCode.OK:
+                    self.assertIsNotNone(stream.finished, stream.request.request_id)
+                elif stream.finished is not None:  # the client's own cancel or deadline came between the end and the status
+                    self.assertIn(stream.code, (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED))
 
             load = service.await_idle()
             self.assertEqual((load.running, load.waiting, load.blocks.used, load.blocks.quarantined), (0, 0, 0, 0))

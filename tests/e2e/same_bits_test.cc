@@ -1,16 +1,16 @@
-// The same-bits harness (design promise 2): one set of requests through the real engine and real ranks in every cell of
-// workers x batch x prefill chunk x activations x ISA mix; tokens, text and the bits of every log-probability must equal
-// those of the first cell. A planted wrong order of summation must make it fail.
+// The same-bits harness (design promise 2): one set of requests through the real engine and real
+// ranks in every cell of workers x batch x prefill chunk x activations x ISA mix; tokens, text and
+// the bits of every log-probability must equal those of the first cell. A planted wrong order of
+// summation must make it fail.
 //
 // It grows with every feature: a new axis is one more field of Cell.
-#include <gtest/gtest.h>
-
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
 #include "kernels/base/cpu_features.h"
@@ -22,7 +22,8 @@ namespace bitshard {
 namespace {
 
 constexpr int kRequests = 32;
-constexpr int kAlone = 6;  // of them are also run alone: every kind of sampling is among the first six
+constexpr int kAlone =
+    6;  // of them are also run alone: every kind of sampling is among the first six
 
 struct Cell {
   int workers = 1;
@@ -35,8 +36,9 @@ struct Cell {
   std::string Name() const {
     std::string isa_names;
     for (Isa isa : isas) isa_names += " " + std::string(IsaName(isa));
-    return absl::StrCat("workers ", workers, batch ? ", batch of 32" : ", alone", ", prefill chunk ", prefill_chunk,
-                        ", threads ", threads_per_rank, isa_names, shares.empty() ? "" : ", uneven shares");
+    return absl::StrCat("workers ", workers, batch ? ", batch of 32" : ", alone",
+                        ", prefill chunk ", prefill_chunk, ", threads ", threads_per_rank,
+                        isa_names, shares.empty() ? "" : ", uneven shares");
   }
 };
 
@@ -51,7 +53,8 @@ std::vector<GenerateRequest> Requests(const TestModel& model) {
     r.request_id = absl::StrCat("r", i);
     const uint32_t length = i < kAlone ? lengths[i] : 1 + static_cast<uint32_t>(random() % 48);
     for (uint32_t t = 0; t < length; ++t) {
-      r.prompt_tokens.push_back(7 + static_cast<int32_t>(random() % static_cast<uint64_t>(vocab - 7)));
+      r.prompt_tokens.push_back(7 +
+                                static_cast<int32_t>(random() % static_cast<uint64_t>(vocab - 7)));
     }
     r.max_tokens = 8;
     r.ignore_eos = true;
@@ -69,7 +72,8 @@ std::vector<GenerateRequest> Requests(const TestModel& model) {
   return requests;
 }
 
-ThreadGroup::Options GroupOptions(const Cell& cell, internal::NumericsOptions::Activations activations) {
+ThreadGroup::Options GroupOptions(const Cell& cell,
+                                  internal::NumericsOptions::Activations activations) {
   ThreadGroup::Options options;
   options.world = cell.workers;
   options.shares = cell.shares;
@@ -101,8 +105,8 @@ int CountDifferences(const std::vector<Transcript>& reference, const std::vector
     if (got[i].status.ok() && got[i].SameBits(reference[i])) continue;
     ++differences;
     if (report) {
-      ADD_FAILURE() << cell << ", request " << i << "\n  got       " << got[i].DebugString() << "\n  reference "
-                    << reference[i].DebugString();
+      ADD_FAILURE() << cell << ", request " << i << "\n  got       " << got[i].DebugString()
+                    << "\n  reference " << reference[i].DebugString();
     }
   }
   return differences;
@@ -145,7 +149,8 @@ TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
   ASSERT_TRUE(model.ok()) << model.status();
   Cell reference_cell;
   reference_cell.batch = true;
-  auto reference_group = ThreadGroup::Create(**model, GroupOptions(reference_cell, GetParam().activations));
+  auto reference_group =
+      ThreadGroup::Create(**model, GroupOptions(reference_cell, GetParam().activations));
   ASSERT_TRUE(reference_group.ok()) << reference_group.status();
   const std::vector<Transcript> reference = RunCell(**model, **reference_group, reference_cell);
 
@@ -190,7 +195,8 @@ class SumsRanksInF32 : public Collective {
     const size_t bytes = values.size() * sizeof(int64_t);
     absl::Status status = real_->AllGather(
         absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), bytes),
-        absl::MakeSpan(reinterpret_cast<uint8_t*>(all.data()), bytes * static_cast<size_t>(world())));
+        absl::MakeSpan(reinterpret_cast<uint8_t*>(all.data()),
+                       bytes * static_cast<size_t>(world())));
     if (!status.ok()) return status;
     for (size_t i = 0; i < values.size(); ++i) {
       float sum = 0;
@@ -209,7 +215,9 @@ class SumsRanksInF32 : public Collective {
   absl::Status AllGather(absl::Span<const uint8_t> mine, absl::Span<uint8_t> all) override {
     return real_->AllGather(mine, all);
   }
-  absl::Status Broadcast(absl::Span<uint8_t> data, int root) override { return real_->Broadcast(data, root); }
+  absl::Status Broadcast(absl::Span<uint8_t> data, int root) override {
+    return real_->Broadcast(data, root);
+  }
   void Abort() override { real_->Abort(); }
 
  private:
@@ -231,17 +239,24 @@ TEST_P(SameBits, HarnessFailsWhenRanksAreSummedInF32) {
   };
   auto group = ThreadGroup::Create(**model, options);
   ASSERT_TRUE(group.ok()) << group.status();
-  EXPECT_GT(CountDifferences(reference, RunCell(**model, **group, cell), cell.Name(), false), kRequests / 2);
+  EXPECT_GT(CountDifferences(reference, RunCell(**model, **group, cell), cell.Name(), false),
+            kRequests / 2);
 }
 
-// tiny-llama is BF16: both activation modes run its matrices in f32 (no integer form). The Q4_1 file has one.
-INSTANTIATE_TEST_SUITE_P(
-    Models, SameBits,
-    testing::Values(Subject{"TinyLlamaF32", GoldenModel("tiny-llama"), internal::NumericsOptions::ACTIVATIONS_F32},
-                    Subject{"TinyLlamaA16", GoldenModel("tiny-llama"), internal::NumericsOptions::ACTIVATIONS_A16},
-                    Subject{"TinyLlamaQ4F32", GoldenModel("gguf-Q4_1"), internal::NumericsOptions::ACTIVATIONS_F32},
-                    Subject{"TinyLlamaQ4A16", GoldenModel("gguf-Q4_1"), internal::NumericsOptions::ACTIVATIONS_A16}),
-    [](const testing::TestParamInfo<Subject>& info) { return info.param.name; });
+// tiny-llama is BF16: both activation modes run its matrices in f32 (no integer form). The Q4_1
+// file has one.
+INSTANTIATE_TEST_SUITE_P(Models, SameBits,
+                         testing::Values(Subject{"TinyLlamaF32", GoldenModel("tiny-llama"),
+                                                 internal::NumericsOptions::ACTIVATIONS_F32},
+                                         Subject{"TinyLlamaA16", GoldenModel("tiny-llama"),
+                                                 internal::NumericsOptions::ACTIVATIONS_A16},
+                                         Subject{"TinyLlamaQ4F32", GoldenModel("gguf-Q4_1"),
+                                                 internal::NumericsOptions::ACTIVATIONS_F32},
+                                         Subject{"TinyLlamaQ4A16", GoldenModel("gguf-Q4_1"),
+                                                 internal::NumericsOptions::ACTIVATIONS_A16}),
+                         [](const testing::TestParamInfo<Subject>& info) {
+                           return info.param.name;
+                         });
 
 }  // namespace
 }  // namespace bitshard

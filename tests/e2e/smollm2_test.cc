@@ -1,9 +1,9 @@
-// SmolLM2-135M-Instruct (GGUF Q4_1) on two uneven workers against other people's arithmetic and our own.
+// SmolLM2-135M-Instruct (GGUF Q4_1) on two uneven workers against other people's arithmetic and our
+// own.
 //
-// tests/golden/smollm2-llamacpp.json: llama.cpp's log-probabilities with the same weights expanded to F32 and F32
-// everywhere ("f32_reference"). tests/golden/text20k.txt: prose for the divergence between our two activation modes.
-#include <gtest/gtest.h>
-
+// tests/golden/smollm2-llamacpp.json: llama.cpp's log-probabilities with the same weights expanded
+// to F32 and F32 everywhere ("f32_reference"). tests/golden/text20k.txt: prose for the divergence
+// between our two activation modes.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/check.h"
@@ -34,13 +35,15 @@ std::string ReadFile(const std::string& path) {
 class SmolLm2 : public testing::Test {
  protected:
   void SetUp() override {
-    if (SmolLm2Path().empty()) GTEST_SKIP() << "BITSHARD_TEST_MODELS is not set: tests/run.sh fetches the model";
+    if (SmolLm2Path().empty())
+      GTEST_SKIP() << "BITSHARD_TEST_MODELS is not set: tests/run.sh fetches the model";
     auto model = TestModel::Open(SmolLm2Path());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
 
-  std::unique_ptr<ThreadGroup> Group(internal::NumericsOptions::Activations activations, LogitsRecorder& recorder) {
+  std::unique_ptr<ThreadGroup> Group(internal::NumericsOptions::Activations activations,
+                                     LogitsRecorder& recorder) {
     ThreadGroup::Options options;
     options.world = 2;
     options.activations = activations;
@@ -73,11 +76,13 @@ TEST_F(SmolLm2, LogProbabilitiesInModeF32EqualLlamaCppsF32Reference) {
     recorder.Clear();
     ASSERT_TRUE(TeacherForce(*group, tokens, kWindow, Outputs::kAll).ok());
     for (const auto& entry : run["top20"]) {
-      const uint32_t position = static_cast<uint32_t>(prompt_tokens.size()) - 1 + entry["pos"].get<uint32_t>();
+      const uint32_t position =
+          static_cast<uint32_t>(prompt_tokens.size()) - 1 + entry["pos"].get<uint32_t>();
       const std::vector<double> log_probs = recorder.LogProbs(position);
       const auto& top = entry["top"];
       for (const auto& pair : top) {
-        const double difference = std::fabs(log_probs[pair[0].get<size_t>()] - pair[1].get<double>());
+        const double difference =
+            std::fabs(log_probs[pair[0].get<size_t>()] - pair[1].get<double>());
         worst = std::max(worst, difference);
         ++compared;
         EXPECT_LT(difference, 2e-3) << prompt << " output " << entry["pos"] << " token " << pair[0];
@@ -88,7 +93,8 @@ TEST_F(SmolLm2, LogProbabilitiesInModeF32EqualLlamaCppsF32Reference) {
       }
     }
   }
-  std::printf("%d log-probabilities compared, largest difference %.2e (bound 2e-3)\n", compared, worst);
+  std::printf("%d log-probabilities compared, largest difference %.2e (bound 2e-3)\n", compared,
+              worst);
   EXPECT_GE(compared, 5 * 7 * 20);
 }
 
@@ -104,13 +110,15 @@ TEST_F(SmolLm2, ModeA16DivergesFromF32ByLessThanAMillionthOfANat) {
   const size_t windows = tokens->size() / kWindow;
   ASSERT_GE(windows, 8u);
   for (size_t w = 0; w < windows; ++w) {
-    const absl::Span<const int32_t> window = absl::MakeConstSpan(*tokens).subspan(w * kWindow, kWindow);
+    const absl::Span<const int32_t> window =
+        absl::MakeConstSpan(*tokens).subspan(w * kWindow, kWindow);
     ASSERT_TRUE(TeacherForce(*f32_group, window, kWindow, Outputs::kAll).ok());
     ASSERT_TRUE(TeacherForce(*a16_group, window, kWindow, Outputs::kAll).ok());
     for (uint32_t p = 0; p < kWindow; ++p) {
       const std::vector<double> reference = f32.LogProbs(p), got = a16.LogProbs(p);
       double kld = 0;
-      for (size_t i = 0; i < reference.size(); ++i) kld += std::exp(reference[i]) * (reference[i] - got[i]);
+      for (size_t i = 0; i < reference.size(); ++i)
+        kld += std::exp(reference[i]) * (reference[i] - got[i]);
       kld_sum += kld;
       kld_max = std::max(kld_max, kld);
       same_top += std::max_element(reference.begin(), reference.end()) - reference.begin() ==
@@ -119,9 +127,11 @@ TEST_F(SmolLm2, ModeA16DivergesFromF32ByLessThanAMillionthOfANat) {
     }
   }
   const double mean = kld_sum / static_cast<double>(positions);
-  std::printf("a16 against f32 over %lu positions: mean KLD %.3g (bound 1e-6), max %.3g, same top token %.4f\n",
-              static_cast<unsigned long>(positions), mean, kld_max,
-              static_cast<double>(same_top) / static_cast<double>(positions));
+  std::printf(
+      "a16 against f32 over %lu positions: mean KLD %.3g (bound 1e-6), max %.3g, same top token "
+      "%.4f\n",
+      static_cast<unsigned long>(positions), mean, kld_max,
+      static_cast<double>(same_top) / static_cast<double>(positions));
   EXPECT_LE(mean, 1e-6);
   EXPECT_GT(mean, 0) << "the two modes gave the same bits: is a16 running at all?";
 }

@@ -15,7 +15,9 @@
 namespace bitshard {
 namespace {
 
-bool SameFloat(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
+bool SameFloat(float a, float b) {
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+}
 
 // Counts the requests that are in the engine.
 struct Gate {
@@ -54,21 +56,24 @@ bool Transcript::SameBits(const Transcript& other) const {
     const TokenLogprobs &a = logprobs[i], &b = other.logprobs[i];
     if (!SameFloat(a.chosen, b.chosen) || a.top.size() != b.top.size()) return false;
     for (size_t j = 0; j < a.top.size(); ++j) {
-      if (a.top[j].first != b.top[j].first || !SameFloat(a.top[j].second, b.top[j].second)) return false;
+      if (a.top[j].first != b.top[j].first || !SameFloat(a.top[j].second, b.top[j].second))
+        return false;
     }
   }
   return true;
 }
 
 std::string Transcript::DebugString() const {
-  std::string out = absl::StrCat(status.ToString(), " tokens ", absl::StrJoin(tokens, ","), " logprobs ");
-  for (const TokenLogprobs& l : logprobs) absl::StrAppend(&out, absl::Hex(std::bit_cast<uint32_t>(l.chosen)), " ");
+  std::string out =
+      absl::StrCat(status.ToString(), " tokens ", absl::StrJoin(tokens, ","), " logprobs ");
+  for (const TokenLogprobs& l : logprobs)
+    absl::StrAppend(&out, absl::Hex(std::bit_cast<uint32_t>(l.chosen)), " ");
   return out;
 }
 
-absl::StatusOr<std::vector<Transcript>> RunThroughEngine(TestModel& model, ThreadGroup& group,
-                                                         const std::vector<GenerateRequest>& requests,
-                                                         const EngineRunOptions& options) {
+absl::StatusOr<std::vector<Transcript>> RunThroughEngine(
+    TestModel& model, ThreadGroup& group, const std::vector<GenerateRequest>& requests,
+    const EngineRunOptions& options) {
   RETURN_IF_ERROR(group.StartEpoch());
   Engine::Options engine_options;
   engine_options.token_budget = options.token_budget;
@@ -87,7 +92,8 @@ absl::StatusOr<std::vector<Transcript>> RunThroughEngine(TestModel& model, Threa
       gate.changed.wait(lock, [&] { return gate.live < options.concurrent; });
       ++gate.live;
     }
-    RETURN_IF_ERROR(engine->Submit(requests[i], std::make_shared<TranscriptSink>(&transcripts[i], &gate)));
+    RETURN_IF_ERROR(
+        engine->Submit(requests[i], std::make_shared<TranscriptSink>(&transcripts[i], &gate)));
   }
   {
     std::unique_lock<std::mutex> lock(gate.mu);

@@ -1,4 +1,5 @@
-// Requests through the real engine over a ThreadGroup, and all that came out of them, ready to be compared bit for bit.
+// Requests through the real engine over a ThreadGroup, and all that came out of them, ready to be
+// compared bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +27,15 @@ struct Transcript {
 };
 
 struct EngineRunOptions {
-  uint32_t concurrent = 1;     // requests that are in the engine at once
+  uint32_t concurrent = 1;  // requests that are in the engine at once
   uint32_t token_budget = 256;
-  uint32_t prefill_chunk = 0;  // at most so many prompt tokens of one sequence a step; 0 = no limit but the budget
+  uint32_t prefill_chunk =
+      0;  // at most so many prompt tokens of one sequence a step; 0 = no limit but the budget
 };
 
 // One transcript a request, in their order. The group's epoch is started afresh.
-absl::StatusOr<std::vector<Transcript>> RunThroughEngine(TestModel& model, ThreadGroup& group,
-                                                         const std::vector<GenerateRequest>& requests,
-                                                         const EngineRunOptions& options);
+absl::StatusOr<std::vector<Transcript>> RunThroughEngine(
+    TestModel& model, ThreadGroup& group, const std::vector<GenerateRequest>& requests,
+    const EngineRunOptions& options);
 
 }  // namespace bitshard

@@ -5,9 +5,8 @@
 #include <fstream>
 #include <sstream>
 
-#include <nlohmann/json.hpp>
-
 #include "absl/strings/str_cat.h"
+#include <nlohmann/json.hpp>
 
 #include "kernels/base/check.h"
 

@@ -1,5 +1,5 @@
-// The tensors of a golden .safetensors file, for tests. Trusts the file: it is ours. The product's reader, which trusts
-// nothing, is coordinator/checkpoint.
+// The tensors of a golden .safetensors file, for tests. Trusts the file: it is ours. The product's
+// reader, which trusts nothing, is coordinator/checkpoint.
 #pragma once
 
 #include <cstdint>

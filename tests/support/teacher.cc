@@ -12,8 +12,8 @@ namespace {
 constexpr uint32_t kBlockTokens = 16;
 
 // The one row of slot 0 that runs [start, start + n) of its history; appends the blocks it needs.
-void AddRow(uint32_t start, uint32_t n, uint32_t flags, uint32_t output_index, uint32_t* blocks_held,
-            internal::StepPlan* plan) {
+void AddRow(uint32_t start, uint32_t n, uint32_t flags, uint32_t output_index,
+            uint32_t* blocks_held, internal::StepPlan* plan) {
   plan->add_slot(0);
   plan->add_slot_gen(1);
   plan->add_start(start);
@@ -44,8 +44,10 @@ void AddSequence(absl::Span<const int32_t> tokens, internal::StepPlan* plan) {
 
 }  // namespace
 
-std::function<void(int, uint64_t, uint32_t, uint32_t, absl::Span<const float>)> LogitsRecorder::Tap() {
-  return [this](int, uint64_t vocab_begin, uint32_t, uint32_t position, absl::Span<const float> logits) {
+std::function<void(int, uint64_t, uint32_t, uint32_t, absl::Span<const float>)>
+LogitsRecorder::Tap() {
+  return [this](int, uint64_t vocab_begin, uint32_t, uint32_t position,
+                absl::Span<const float> logits) {
     std::lock_guard<std::mutex> lock(mu_);
     if (rows_.size() <= position) rows_.resize(position + 1);
     std::vector<float>& row = rows_[position];
@@ -62,7 +64,8 @@ void LogitsRecorder::Clear() {
 }
 
 absl::Span<const float> LogitsRecorder::At(uint32_t position) const {
-  return position < rows_.size() ? absl::Span<const float>(rows_[position]) : absl::Span<const float>();
+  return position < rows_.size() ? absl::Span<const float>(rows_[position])
+                                 : absl::Span<const float>();
 }
 
 std::vector<double> LogitsRecorder::LogProbs(uint32_t position) const {
@@ -76,7 +79,8 @@ std::vector<double> LogitsRecorder::LogProbs(uint32_t position) const {
   return out;
 }
 
-absl::Status TeacherForce(ThreadGroup& group, absl::Span<const int32_t> tokens, uint32_t chunk, Outputs outputs) {
+absl::Status TeacherForce(ThreadGroup& group, absl::Span<const int32_t> tokens, uint32_t chunk,
+                          Outputs outputs) {
   RETURN_IF_ERROR(group.StartEpoch());
   const uint32_t total = static_cast<uint32_t>(tokens.size());
   uint32_t blocks_held = 0;
@@ -86,14 +90,17 @@ absl::Status TeacherForce(ThreadGroup& group, absl::Span<const int32_t> tokens, 
     if (start == 0) AddSequence(tokens, &plan);
     const uint32_t n = std::min(chunk, total - start);
     const bool last = start + n == total;
-    const uint32_t flags = outputs == Outputs::kAll ? internal::ROW_SCORE : last ? internal::ROW_SAMPLE : 0;
+    const uint32_t flags = outputs == Outputs::kAll ? internal::ROW_SCORE
+                           : last                   ? internal::ROW_SAMPLE
+                                                    : 0;
     AddRow(start, n, flags, /*output_index=*/0, &blocks_held, &plan);
     RETURN_IF_ERROR(group.RunPlan(plan).status());
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int32_t>> GreedyContinue(ThreadGroup& group, absl::Span<const int32_t> tokens,
+absl::StatusOr<std::vector<int32_t>> GreedyContinue(ThreadGroup& group,
+                                                    absl::Span<const int32_t> tokens,
                                                     uint32_t count) {
   RETURN_IF_ERROR(group.StartEpoch());
   std::vector<int32_t> out;

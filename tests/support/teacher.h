@@ -1,4 +1,5 @@
-// Teacher forcing over a ThreadGroup: the logits that the model gives at every position of a known text.
+// Teacher forcing over a ThreadGroup: the logits that the model gives at every position of a known
+// text.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@
 
 namespace bitshard {
 
-// Collects the ranks' vocabulary slices. Give `Tap()` to ThreadGroup::Options; one sequence (slot 0) at a time.
+// Collects the ranks' vocabulary slices. Give `Tap()` to ThreadGroup::Options; one sequence (slot
+// 0) at a time.
 class LogitsRecorder {
  public:
   explicit LogitsRecorder(uint64_t vocab_size) : vocab_size_(vocab_size) {}
@@ -34,10 +36,12 @@ class LogitsRecorder {
 enum class Outputs { kLast, kAll };
 
 // Runs `tokens` as one sequence in a fresh epoch, in chunks of at most `chunk` tokens.
-absl::Status TeacherForce(ThreadGroup& group, absl::Span<const int32_t> tokens, uint32_t chunk, Outputs outputs);
+absl::Status TeacherForce(ThreadGroup& group, absl::Span<const int32_t> tokens, uint32_t chunk,
+                          Outputs outputs);
 
 // Greedy continuation of `tokens` by `count` tokens, one row a step, the end tokens not special.
-absl::StatusOr<std::vector<int32_t>> GreedyContinue(ThreadGroup& group, absl::Span<const int32_t> tokens,
+absl::StatusOr<std::vector<int32_t>> GreedyContinue(ThreadGroup& group,
+                                                    absl::Span<const int32_t> tokens,
                                                     uint32_t count);
 
 }  // namespace bitshard

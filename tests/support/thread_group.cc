@@ -1,8 +1,7 @@
 #include "tests/support/thread_group.h"
 
-#include <unistd.h>
-
 #include <atomic>
+#include <unistd.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,7 +29,8 @@ uint64_t VocabBegin(const internal::ModelGraph& graph) {
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const Checkpoint& checkpoint) {
-  if (const auto* vocab = std::get_if<GgufVocab>(&checkpoint.tokenizer)) return Tokenizer::FromGgufVocab(*vocab);
+  if (const auto* vocab = std::get_if<GgufVocab>(&checkpoint.tokenizer))
+    return Tokenizer::FromGgufVocab(*vocab);
   const auto& files = std::get<HfTokenizerFiles>(checkpoint.tokenizer);
   return Tokenizer::FromTokenizerJson(files.tokenizer_json, files.tokenizer_config_json);
 }
@@ -41,16 +41,19 @@ absl::StatusOr<std::unique_ptr<TestModel>> TestModel::Open(const std::string& pa
   ASSIGN_OR_RETURN(Checkpoint checkpoint, OpenCheckpoint(path));
   auto model = std::unique_ptr<TestModel>(new TestModel(std::move(checkpoint)));
   ASSIGN_OR_RETURN(model->tokenizer_, MakeTokenizer(model->checkpoint_));
-  ASSIGN_OR_RETURN(model->graph_, BuildModelGraph(model->checkpoint_.config, model->checkpoint_.index));
+  ASSIGN_OR_RETURN(model->graph_,
+                   BuildModelGraph(model->checkpoint_.config, model->checkpoint_.index));
   return model;
 }
 
-absl::StatusOr<const std::vector<TestModel::Rank>*> TestModel::Ranks(int world, std::vector<double> shares) {
+absl::StatusOr<const std::vector<TestModel::Rank>*> TestModel::Ranks(int world,
+                                                                     std::vector<double> shares) {
   if (shares.empty()) shares.assign(world, 1.0);
   CHECK_EQ(shares.size(), static_cast<size_t>(world));
   auto& ranks = ranks_[shares];
   if (ranks.empty()) {
-    ASSIGN_OR_RETURN(std::vector<internal::RankPlan> plans, ShardModel(graph_, checkpoint_.index, shares));
+    ASSIGN_OR_RETURN(std::vector<internal::RankPlan> plans,
+                     ShardModel(graph_, checkpoint_.index, shares));
     ThreadPool pool(1);
     std::vector<Rank> loaded;
     for (internal::RankPlan& plan : plans) {
@@ -62,8 +65,10 @@ absl::StatusOr<const std::vector<TestModel::Rank>*> TestModel::Ranks(int world, 
   return &ranks;
 }
 
-absl::StatusOr<std::unique_ptr<ThreadGroup>> ThreadGroup::Create(TestModel& model, const Options& options) {
-  ASSIGN_OR_RETURN(const std::vector<TestModel::Rank>* ranks, model.Ranks(options.world, options.shares));
+absl::StatusOr<std::unique_ptr<ThreadGroup>> ThreadGroup::Create(TestModel& model,
+                                                                 const Options& options) {
+  ASSIGN_OR_RETURN(const std::vector<TestModel::Rank>* ranks,
+                   model.Ranks(options.world, options.shares));
   auto group = std::unique_ptr<ThreadGroup>(new ThreadGroup(options));
   group->ranks_.resize(options.world);
   for (int rank = 0; rank < options.world; ++rank) {
@@ -78,12 +83,14 @@ absl::StatusOr<std::unique_ptr<ThreadGroup>> ThreadGroup::Create(TestModel& mode
     if (!options.isas.empty()) runner.isa = options.isas[rank];
     runner.pool = r.pool.get();
     if (options.logits_tap) {
-      runner.logits_tap = [tap = options.logits_tap, rank, begin = VocabBegin((*ranks)[rank].plan.graph())](
+      runner.logits_tap = [tap = options.logits_tap, rank,
+                           begin = VocabBegin((*ranks)[rank].plan.graph())](
                               uint32_t slot, uint32_t position, absl::Span<const float> logits) {
         tap(rank, begin, slot, position, logits);
       };
     }
-    ASSIGN_OR_RETURN(r.runner, StepRunner::Bind((*ranks)[rank].plan, (*ranks)[rank].weights, runner));
+    ASSIGN_OR_RETURN(r.runner,
+                     StepRunner::Bind((*ranks)[rank].plan, (*ranks)[rank].weights, runner));
     r.thread = std::thread([raw = group.get(), rank] { raw->RankLoop(rank); });
   }
   RETURN_IF_ERROR(group->StartEpoch());
@@ -142,7 +149,8 @@ absl::Status ThreadGroup::OnAllRanks(const std::function<absl::Status(int)>& wor
   done.wait(lock, [&] { return left == 0; });
   for (int rank = 0; rank < world; ++rank) {
     if (!statuses[rank].ok()) {
-      return absl::Status(statuses[rank].code(), absl::StrCat("rank ", rank, ": ", statuses[rank].message()));
+      return absl::Status(statuses[rank].code(),
+                          absl::StrCat("rank ", rank, ": ", statuses[rank].message()));
     }
   }
   return absl::OkStatus();

@@ -1,8 +1,9 @@
-// A tensor-parallel group inside one test process: the real checkpoint reader, shard planner, loader, step runner and
-// shm collective, one thread a rank in place of one process a rank. Nothing of the arithmetic is replaced.
+// A tensor-parallel group inside one test process: the real checkpoint reader, shard planner,
+// loader, step runner and shm collective, one thread a rank in place of one process a rank. Nothing
+// of the arithmetic is replaced.
 //
-// TestModel holds what does not depend on the numerics (plans and weights of every world size, loaded once);
-// ThreadGroup is a StepExecutor over it, so that the real engine can drive it.
+// TestModel holds what does not depend on the numerics (plans and weights of every world size,
+// loaded once); ThreadGroup is a StepExecutor over it, so that the real engine can drive it.
 #pragma once
 
 #include <condition_variable>
@@ -61,30 +62,34 @@ class ThreadGroup : public StepExecutor {
  public:
   struct Options {
     int world = 1;
-    std::vector<double> shares;              // empty: equal
+    std::vector<double> shares;  // empty: equal
     internal::NumericsOptions::Activations activations = internal::NumericsOptions::ACTIVATIONS_F32;
     internal::NumericsOptions::CacheType kv_cache_type = internal::NumericsOptions::CACHE_TYPE_F32;
-    std::vector<Isa> isas;                   // one a rank; empty: the best of this machine
+    std::vector<Isa> isas;  // one a rank; empty: the best of this machine
     int threads_per_rank = 1;
     uint32_t cache_blocks = 512;
     uint32_t max_step_tokens = 1024;
     uint32_t max_slots = 64;
     // Tests that plant a fault wrap the communicator of every rank.
     std::function<std::unique_ptr<Collective>(std::unique_ptr<Collective>)> wrap_collective;
-    // This rank's logits of one output position; called on the rank's step thread, ranks concurrently.
-    std::function<void(int rank, uint64_t vocab_begin, uint32_t slot, uint32_t position, absl::Span<const float>)>
+    // This rank's logits of one output position; called on the rank's step thread, ranks
+    // concurrently.
+    std::function<void(int rank, uint64_t vocab_begin, uint32_t slot, uint32_t position,
+                       absl::Span<const float>)>
         logits_tap;
   };
 
   // The model outlives the group.
-  static absl::StatusOr<std::unique_ptr<ThreadGroup>> Create(TestModel& model, const Options& options);
+  static absl::StatusOr<std::unique_ptr<ThreadGroup>> Create(TestModel& model,
+                                                             const Options& options);
   ~ThreadGroup() override;
 
   void Start(StepListener* listener) override;
   void Submit(std::unique_ptr<internal::StepPlan> plan) override;
   void Stop() override;
 
-  // Runs one plan on all ranks and waits; for tests that write their own plans. Not together with Start.
+  // Runs one plan on all ranks and waits; for tests that write their own plans. Not together with
+  // Start.
   absl::StatusOr<internal::StepResult> RunPlan(const internal::StepPlan& plan);
 
   // A fresh epoch (cache and slots empty). RunPlan's next step is 1.

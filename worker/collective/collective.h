@@ -1,8 +1,9 @@
-// What ranks say to each other inside a step. Three operations, all in place on memory of the caller; every rank calls the
-// same operations in the same order with the same sizes.
+// What ranks say to each other inside a step. Three operations, all in place on memory of the
+// caller; every rank calls the same operations in the same order with the same sizes.
 //
-// Used by the step thread only, except Abort, which any thread may call: every pending and later call then
-// returns UNAVAILABLE, promptly. An object lives for one epoch; recovery makes a new one under a new id.
+// Used by the step thread only, except Abort, which any thread may call: every pending and later
+// call then returns UNAVAILABLE, promptly. An object lives for one epoch; recovery makes a new one
+// under a new id.
 #pragma once
 
 #include <atomic>
@@ -23,10 +24,12 @@ class Collective {
   virtual int rank() const = 0;
   virtual int world() const = 0;
 
-  // values[i] becomes the sum over the ranks (int64 wraps, hence any order of summation gives the same bits).
+  // values[i] becomes the sum over the ranks (int64 wraps, hence any order of summation gives the
+  // same bits).
   virtual absl::Status AllReduceSum(absl::Span<int64_t> values) = 0;
 
-  // all[r * mine.size() .. ) becomes rank r's `mine`. REQUIRES: all.size() == world() * mine.size().
+  // all[r * mine.size() .. ) becomes rank r's `mine`. REQUIRES: all.size() == world() *
+  // mine.size().
   virtual absl::Status AllGather(absl::Span<const uint8_t> mine, absl::Span<uint8_t> all) = 0;
 
   // data of rank `root` on all ranks.
@@ -35,19 +38,19 @@ class Collective {
   virtual void Abort() = 0;
 };
 
-// Ranks on one host over POSIX shared memory; also works between threads of one process. `id` names the segment and
-// carries term and epoch; rank 0 creates it, all attach, and it is unlinked once all have attached (or on failure).
-// UNAVAILABLE when not all ranks came within `timeout`: the message names the missing ranks. CANCELLED soon after another
-// thread has set `*stop`.
-absl::StatusOr<std::unique_ptr<Collective>> JoinShmCollective(const std::string& id, int rank, int world,
-                                                              absl::Duration timeout,
-                                                              const std::atomic<bool>* stop = nullptr);
+// Ranks on one host over POSIX shared memory; also works between threads of one process. `id` names
+// the segment and carries term and epoch; rank 0 creates it, all attach, and it is unlinked once
+// all have attached (or on failure). UNAVAILABLE when not all ranks came within `timeout`: the
+// message names the missing ranks. CANCELLED soon after another thread has set `*stop`.
+absl::StatusOr<std::unique_ptr<Collective>> JoinShmCollective(
+    const std::string& id, int rank, int world, absl::Duration timeout,
+    const std::atomic<bool>* stop = nullptr);
 
 // World 1: every operation is the identity.
 std::unique_ptr<Collective> MakeSoloCollective();
 
-// Known patterns of every size class through every operation; an error names the operation, the size and the first
-// wrong element. Run by every rank at the same time, before it reports Joined.
+// Known patterns of every size class through every operation; an error names the operation, the
+// size and the first wrong element. Run by every rank at the same time, before it reports Joined.
 absl::Status SelfTestCollective(Collective& collective);
 
 }  // namespace bitshard
