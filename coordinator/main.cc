@@ -237,6 +237,8 @@ absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
 }
 
 int Main(int argc, char** argv) {
+  // Debian builds Abseil with it on: a graph of all locks, searched at every second one.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const pid_t parent = getppid();  // first: it may die while we start
   DescribeCoordinatorFlags();
   const absl::StatusOr<CoordinatorOptions> options =

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include <grpcpp/security/credentials.h>
 
 #include "kernels/base/command_line.h"
@@ -103,6 +104,8 @@ WorkerBackend Backend(const WorkerOptions& options, ThreadPool* pool) {
 }
 
 int Main(int argc, char** argv) {
+  // Debian builds Abseil with it on: a graph of all locks, searched at every second one.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const pid_t parent = getppid();  // first: it may die while we start
   DescribeWorkerFlags();
   ParseCommandLine(argc, argv);

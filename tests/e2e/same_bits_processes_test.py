@@ -13,12 +13,12 @@ REQUESTS = 32
 CELLS = [(1, 1, 0), (1, 32, 7), (2, 1, 64), (2, 32, 1), (3, 1, 7), (3, 32, 0), (4, 1, 1), (4, 32, 64)]
 
 
-def requests():
+def requests(vocabulary):
     rng = random.Random(7)
     made = []
     for i in range(REQUESTS):
         made.append(pb.GenerateRequest(
-            tokens=pb.TokenIds(ids=[rng.randrange(7, 512) for _ in range(rng.choice([1, 5, 17, 40, 90]))]), max_tokens=8,
+            tokens=pb.TokenIds(ids=[rng.randrange(7, vocabulary) for _ in range(rng.choice([1, 5, 17, 40, 90]))]), max_tokens=8,
             sampling=pb.Sampling(temperature=[0, 0.8, 1.2][i % 3], top_p=1 if i % 2 else 0.9, seed=i),
             stop=pb.Stopping(ignore_eos=True), output=pb.OutputOptions(token_ids=True, top_logprobs=2)))
     return made
@@ -31,12 +31,12 @@ def transcript(stream):
 
 
 class SameBitsProcessesTest(unittest.TestCase):
-    def test_in_eight_cells(self):
-        reference = None
-        for workers, at_once, chunk in CELLS:
-            with Service(golden_model("gguf-Q4_1"), workers=workers,
-                         coordinator_flags=[f"--prefill-chunk={chunk}"], flags=["--threads=1"]) as service:
-                mine = requests()
+    def _compare_cells(self, model, activations):
+        reference = {}  # by request, from the first cell that ran it
+        for cell, (workers, at_once, chunk) in enumerate(CELLS):
+            with Service(golden_model(model), workers=workers, coordinator_flags=[f"--prefill-chunk={chunk}"],
+                         flags=["--threads=1", f"--activations={activations[cell % len(activations)]}"]) as service:
+                mine = requests(service.inference.ListModels(pb.ListModelsRequest()).models[0].vocabulary_size)
                 got = []
                 if at_once == 1:
                     mine = mine[:8]
@@ -45,13 +45,19 @@ class SameBitsProcessesTest(unittest.TestCase):
                     for stream in streams:
                         stream.join()
                         got.append(transcript(stream))
-            reference = reference or {}
             with self.subTest(workers=workers, at_once=at_once, chunk=chunk):
                 for i, one in enumerate(got):
                     self.assertEqual(one[0].name, "OK")
                     self.assertEqual(len(one[1]), 8)
                     self.assertEqual(one, reference.setdefault(i, one), f"request {i}")
         self.assertEqual(len(reference), REQUESTS)
+
+    def test_of_bf16_weights_in_both_activation_modes(self):
+        # These weights have no integer form: both modes run them in f32, so the bits are equal across the modes too.
+        self._compare_cells("tiny-llama", ["f32", "a16"])
+
+    def test_of_q4_1_weights_in_mode_a16(self):
+        self._compare_cells("gguf-Q4_1", ["a16"])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ the rank, the service recovers, and no process is left behind."""
 
 import os
 import signal
+import threading
 import time
 import unittest
 
@@ -16,6 +17,27 @@ STREAMS = 8
 LIMIT_S = 5.0  # the promise, not a speed: detection plus the end of every stream
 
 
+class ReadinessWatch(threading.Thread):
+    """Collects what the health service's Watch says of readiness, as a balancer would."""
+
+    def __init__(self, stub):
+        super().__init__(daemon=True)
+        self.seen = []
+        self._call = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
+        self.start()
+
+    def run(self):
+        try:
+            for answer in self._call:
+                self.seen.append(answer.status)
+        except grpc.RpcError:
+            pass  # the service has ended
+
+    def stop(self):
+        self._call.cancel()
+        self.join()
+
+
 class WorkerLossTest(unittest.TestCase):
     def _lose(self, rank, fault):
         service = Service(golden_model("tiny-llama"), workers=2)
@@ -27,6 +49,8 @@ class WorkerLossTest(unittest.TestCase):
             while any(s.token_count < 3 for s in streams) and time.monotonic() < end:
                 time.sleep(0.005)
             self.assertTrue(all(s.code is None for s in streams), [s.details for s in streams])
+            health = health_pb2_grpc.HealthStub(grpc.insecure_channel(f"127.0.0.1:{service.ports['health_port']}"))
+            watch = ReadinessWatch(health)
             victim = service.worker_pids()[rank]
             struck = time.monotonic()
             os.kill(victim, fault)
@@ -42,7 +66,6 @@ class WorkerLossTest(unittest.TestCase):
                 self.assertGreaterEqual(stream.token_count, 3)
             self.assertIn(f"rank={rank}", service.log())
 
-            health = health_pb2_grpc.HealthStub(grpc.insecure_channel(f"127.0.0.1:{service.ports['health_port']}"))
             if fault == signal.SIGSTOP:  # a dead worker is replaced within a second: the drop may be over by now
                 answer = health.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=5)
                 self.assertEqual(answer.status, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -50,6 +73,9 @@ class WorkerLossTest(unittest.TestCase):
             self.assertEqual(answer.status, health_pb2.HealthCheckResponse.SERVING)
 
             print(f"ready again {service.await_ready():.2f} s later")
+            watch.stop()
+            serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+            self.assertEqual(watch.seen[:2], [serving, not_serving], "readiness did not drop")
             again = Stream(service.inference, pb.GenerateRequest(text="def main(", max_tokens=4))
             again.join(30)
             self.assertEqual(again.code, grpc.StatusCode.OK, again.details)
