@@ -13,7 +13,6 @@
 #include <unistd.h>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/random/random.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -22,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "google/protobuf/stubs/logging.h"
 
+#include "coordinator/ending.h"
 #include "coordinator/engine/engine.h"
 #include "coordinator/fleet/fleet.h"
 #include "coordinator/frontend/server.h"
@@ -41,30 +41,6 @@ constexpr int kExitBadFlags = 2;
 constexpr uint32_t kBlockTokens = 16;
 // For the last messages of streams that the drain has ended.
 constexpr absl::Duration kLastWords = absl::Seconds(1);
-
-// Why the program ends; the first reason counts.
-class Ending {
- public:
-  struct Reason {
-    absl::Status status;  // OK: orderly
-    std::string what;
-    std::optional<absl::Duration> drain;
-  };
-  void Begin(Reason reason) {
-    absl::MutexLock lock(&mu_);
-    if (!reason_) reason_ = std::move(reason);
-  }
-  Reason Await() {
-    absl::MutexLock lock(&mu_);
-    const auto begun = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return reason_.has_value(); };
-    mu_.Await(absl::Condition(&begun));
-    return *reason_;
-  }
-
- private:
-  absl::Mutex mu_;
-  std::optional<Reason> reason_ ABSL_GUARDED_BY(mu_);
-};
 
 // Dies with `parent`.
 void DieWithParent(pid_t parent) {
@@ -87,11 +63,11 @@ sigset_t BlockSignals() {
 }
 
 // The first signal ends in order, the second at once.
-void TakeSignals(const sigset_t& signals, Ending* ending) {
-  std::thread([signals, ending] {
+void TakeSignals(const sigset_t& signals, absl::Duration drain, Ending* ending) {
+  std::thread([signals, drain, ending] {
     int signal = 0;
     sigwait(&signals, &signal);
-    ending->Begin({absl::OkStatus(), signal == SIGTERM ? "SIGTERM" : "SIGINT", std::nullopt});
+    ending->Begin({absl::OkStatus(), signal == SIGTERM ? "SIGTERM" : "SIGINT", drain});
     sigwait(&signals, &signal);
     std::_Exit(128 + signal);
   }).detach();
@@ -137,10 +113,10 @@ WorkerFleet::Options FleetOptions(const CoordinatorOptions& options, const Model
   group.build_plans = [&model, world = options.workers](const std::vector<double>& shares) {
     return model.Plans(shares, world);
   };
-  fleet.host = options.bind;
+  fleet.host = options.fleet_bind;
   fleet.port = options.fleet_port;
   fleet.on_hopeless = [ending](const absl::Status& why) {
-    ending->Begin({why, "no group can form", std::nullopt});
+    ending->Begin({why, "no group can form", absl::ZeroDuration()});
   };
   return fleet;
 }
@@ -174,8 +150,9 @@ absl::StatusOr<std::unique_ptr<FrontendServer>> StartFrontend(
   frontend.stall_timeout = options.stall_timeout;
   frontend.slow_reader.patience = options.slow_reader_timeout;
   frontend.admin.group = [fleet] { return fleet->Snapshot(); };
-  frontend.admin.drain = [ending](std::optional<absl::Duration> timeout) {
-    ending->Begin({absl::OkStatus(), "Admin.Drain", timeout});
+  frontend.admin.drain = [ending,
+                          drain = options.drain_timeout](std::optional<absl::Duration> timeout) {
+    ending->Begin({absl::OkStatus(), "Admin.Drain", timeout.value_or(drain)});
   };
   frontend.admin.version = kBuildVersion;
   frontend.admin.started_at = absl::Now();
@@ -219,15 +196,15 @@ absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
         "metrics_port={} workers={}",
         frontend->ports().inference, fleet->port(), frontend->ports().admin,
         frontend->ports().health, metrics->port(), options.workers);
-    const Ending::Reason reason = ending->Await();
-    status = reason.status;
-    const absl::Duration drain = reason.drain.value_or(options.drain_timeout);
-    LogInfo("coordinator: event=ending cause=\"{}\" drain={}", reason.what,
-            absl::FormatDuration(drain));
+    status = ending->Await().status;
     // Readiness first, so that balancers look elsewhere; then no admissions; then the rest in the
     // order of its use.
     frontend->SetDraining();
-    engine->Drain(status.ok() ? drain : absl::ZeroDuration());
+    ending->Drain([&engine](const Ending::Reason& reason) {
+      LogInfo("coordinator: event=ending cause=\"{}\" drain={}", reason.what,
+              absl::FormatDuration(reason.drain));
+      engine->Drain(reason.drain);
+    });
   }
   frontend->Shutdown(kLastWords);
   metrics->ClearSources();
@@ -258,7 +235,7 @@ int Main(int argc, char** argv) {
   // Protobuf's own lines about hostile requests would fill the log; the caller is told.
   google::protobuf::SetLogHandler(nullptr);
   Ending ending;
-  TakeSignals(BlockSignals(), &ending);
+  TakeSignals(BlockSignals(), options->drain_timeout, &ending);
   const absl::Status status = Serve(*options, &ending);
   if (!status.ok()) {
     std::fprintf(stderr, "bitshard-coordinator: %s\n", std::string(status.message()).c_str());

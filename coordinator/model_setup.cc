@@ -21,13 +21,18 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const Checkpoint& check
   if (const auto* gguf = std::get_if<GgufVocab>(&checkpoint.tokenizer))
     return Tokenizer::FromGgufVocab(*gguf);
   const auto& files = std::get<HfTokenizerFiles>(checkpoint.tokenizer);
+  if (files.tokenizer_json.empty()) {
+    return absl::NotFoundError(
+        "the folder has no tokenizer.json; copy it from where the weights come from");
+  }
   return Tokenizer::FromTokenizerJson(files.tokenizer_json, files.tokenizer_config_json);
 }
 
-// What the operator typed, not what the file calls itself: "SmolLM2-135M-Instruct.Q4_1".
+// What the operator knows the model by. A GGUF file's own name is free text of whoever made it:
+// "Smollm2 135M 8k Lc100K".
 std::string DefaultName(const Checkpoint& checkpoint) {
-  const std::filesystem::path path(checkpoint.path);
-  return checkpoint.container == Checkpoint::Container::kGguf ? path.stem() : path.filename();
+  if (checkpoint.container != Checkpoint::Container::kGguf) return checkpoint.name;
+  return std::filesystem::path(checkpoint.path).stem();
 }
 
 absl::Status Named(const absl::Status& status, const std::string& path) {
@@ -50,6 +55,11 @@ absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions&
   absl::StatusOr<internal::ModelGraph> graph = BuildModelGraph(checkpoint.config, checkpoint.index);
   if (!graph.ok()) return Named(graph.status(), options.model);
   setup->graph = *std::move(graph);
+  // In the plans too: workers size slots and rope tables by it. Scaling of rope has its own number.
+  if (options.max_context > 0) {
+    setup->graph.set_context_length(
+        std::min<uint64_t>(setup->graph.context_length(), options.max_context));
+  }
   const auto plans = setup->Plans(options.shares, options.workers);
   if (!plans.ok())
     return Named(plans.status(), absl::StrCat(options.model, " on ", options.workers, " workers"));
@@ -79,9 +89,8 @@ absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions&
       absl::StrCat(checkpoint.model_digest().substr(0, 32), "-", options.activations_name, "-",
                    options.kv_cache_name, "-", kBuildVersion);
   served.family = setup->graph.family();
-  uint64_t context = setup->graph.context_length();
-  if (options.max_context > 0) context = std::min<uint64_t>(context, options.max_context);
-  served.context_tokens = static_cast<uint32_t>(std::min<uint64_t>(context, UINT32_MAX));
+  served.context_tokens =
+      static_cast<uint32_t>(std::min<uint64_t>(setup->graph.context_length(), UINT32_MAX));
   served.vocabulary_size = static_cast<uint32_t>(setup->graph.vocab_size());
   std::set<std::string> formats;
   for (const internal::Weight& weight : setup->graph.weights()) formats.insert(weight.format());

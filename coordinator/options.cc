@@ -8,7 +8,9 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -16,6 +18,7 @@
 #include "absl/strings/strip.h"
 
 #include "kernels/base/status_macros.h"
+#include "proto/version.h"
 
 ABSL_FLAG(std::string, model, "",
           "the model: a GGUF file, or a folder with config.json and *.safetensors");
@@ -28,7 +31,9 @@ ABSL_FLAG(std::string, shares, "",
 ABSL_FLAG(std::string, token_file, "",
           "file with the secret that workers must show; empty = none, for loopback only");
 ABSL_FLAG(std::string, bind, "127.0.0.1",
-          "address of the public, health, fleet and metrics ports; 0.0.0.0 = all");
+          "address of the public, health and metrics ports; 0.0.0.0 = all");
+ABSL_FLAG(std::string, fleet_bind, "",
+          "address of the port that workers dial; empty = that of --bind");
 ABSL_FLAG(int, port, 50051, "public gRPC port; 0 picks one");
 ABSL_FLAG(int, fleet_port, 50052, "gRPC port that workers dial; 0 picks one");
 ABSL_FLAG(int, health_port, 50053, "plaintext port of grpc.health.v1 for probes; 0 picks one");
@@ -54,8 +59,8 @@ ABSL_FLAG(int, max_running, 64, "requests in steps at most");
 ABSL_FLAG(int, max_waiting, 1024, "requests in the queue at most; beyond it RESOURCE_EXHAUSTED");
 ABSL_FLAG(int64_t, max_waiting_tokens, 1 << 20, "prompt tokens in the queue at most");
 ABSL_FLAG(int, max_context, 0, "longest prompt + output in tokens; 0 = the model's");
-ABSL_FLAG(absl::Duration, stall_timeout, absl::Seconds(5),
-          "a step that makes no progress for so long ends the group");
+ABSL_FLAG(absl::Duration, stall_timeout, absl::Seconds(4),
+          "a step that makes no progress for so long ends the group; seen up to 0.5 s later");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "how long streams may go on after SIGTERM");
 ABSL_FLAG(absl::Duration, slow_reader_timeout, absl::Seconds(10),
@@ -211,6 +216,13 @@ void DescribeCoordinatorFlags() {
       "with 0.\n"
       "Exit codes: 0 drained, 1 the model or a port cannot be used, 2 bad flags.\n"
       "On one machine `bitshard serve MODEL --workers=N` starts everything.");
+  absl::FlagsUsageConfig config;
+  const auto ours = [](absl::string_view file) {
+    return absl::EndsWith(file, "coordinator/options.cc");
+  };
+  config.contains_help_flags = config.contains_helpshort_flags = ours;
+  config.version_string = [] { return absl::StrCat("bitshard-coordinator ", kBuildVersion, "\n"); };
+  absl::SetFlagsUsageConfig(config);
 }
 
 absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
@@ -245,6 +257,8 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
   ASSIGN_OR_RETURN(options.shares, ParseShares(absl::GetFlag(FLAGS_shares), options.workers));
 
   options.bind = absl::GetFlag(FLAGS_bind);
+  const std::string fleet_bind = absl::GetFlag(FLAGS_fleet_bind);
+  options.fleet_bind = fleet_bind.empty() ? options.bind : fleet_bind;
   options.admin_bind = absl::GetFlag(FLAGS_admin_bind);
   if (options.bind.empty())
     return BadFlag("bind", "", "give an address, such as 127.0.0.1 or 0.0.0.0");
@@ -252,10 +266,10 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
     return BadFlag("admin-bind", "", "give an address, such as 127.0.0.1");
   if (const std::string path = absl::GetFlag(FLAGS_token_file); !path.empty()) {
     ASSIGN_OR_RETURN(options.token, ReadToken(path));
-  } else if (!IsLoopback(options.bind)) {
-    return BadFlag("bind", options.bind,
+  } else if (!IsLoopback(options.fleet_bind)) {
+    return BadFlag(fleet_bind.empty() ? "bind" : "fleet-bind", options.fleet_bind,
                    "workers from other hosts need a secret: give coordinator and workers the same "
-                   "--token-file");
+                   "--token-file; if there are none, use --fleet-bind=127.0.0.1");
   }
   RETURN_IF_ERROR(ReadPorts(options));
   const std::string reflection = absl::GetFlag(FLAGS_reflection);
@@ -271,7 +285,7 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
   const int64_t waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);
   RETURN_IF_ERROR(CheckRange("token-budget", budget, 1, 1 << 16));
   RETURN_IF_ERROR(CheckRange("max-running", running, 1, 4096));
-  RETURN_IF_ERROR(CheckRange("max-waiting", waiting, 0, 1 << 20));
+  RETURN_IF_ERROR(CheckRange("max-waiting", waiting, 1, 1 << 20));
   RETURN_IF_ERROR(CheckRange<int64_t>("max-waiting-tokens", waiting_tokens, 1, int64_t{1} << 40));
   RETURN_IF_ERROR(CheckRange("max-context", context, 0, 1 << 24));
   options.token_budget = static_cast<uint32_t>(budget);

@@ -21,7 +21,8 @@ struct CoordinatorOptions {
   std::vector<double> shares;  // empty = equal
   std::string token;           // content of --token-file
 
-  std::string bind;  // public, health, fleet, metrics
+  std::string bind;  // public, health, metrics
+  std::string fleet_bind;
   std::string admin_bind;
   int port = 0, fleet_port = 0, health_port = 0, admin_port = 0;
   std::optional<int> metrics_port;  // none: no page
@@ -41,7 +42,7 @@ struct CoordinatorOptions {
   uint64_t max_waiting_tokens = 1 << 20;
   uint32_t max_context = 0;  // 0 = the model's
 
-  absl::Duration stall_timeout = absl::Seconds(5);
+  absl::Duration stall_timeout = absl::Seconds(4);
   absl::Duration drain_timeout = absl::Seconds(30);
   absl::Duration slow_reader_timeout = absl::Seconds(10);
   bool exit_with_parent = false;

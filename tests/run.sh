@@ -6,6 +6,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source deploy/local/setup.sh
 
+if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
+  sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+  exit 0
+fi
 targets=("$@")
 ((${#targets[@]})) || targets=(//...)
 
@@ -32,7 +36,8 @@ run_tests() {
 
 # run_sanitizer NAME: again under --config=NAME, the tests that carry NAME as a tag.
 run_sanitizer() {
-  run_tests "$1" --config="$1" --build_tests_only --build_tag_filters="$1" --test_tag_filters="$1" "${targets[@]}"
+  # No convenience links: bazel-bin stays the plain build's.
+  run_tests "$1" --config="$1" --symlink_prefix=/ --build_tests_only --build_tag_filters="$1" --test_tag_filters="$1" "${targets[@]}"
 }
 
 run_tests plain "${targets[@]}"

@@ -1,5 +1,6 @@
 // bitshard-worker: one rank. Flags in, then the control thread of worker/service until it says that
 // we are done.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -85,13 +86,14 @@ WorkerBackend Backend(const WorkerOptions& options, ThreadPool* pool) {
                                                        const LoadProgressFn& progress) {
     return LoadWeights(plan, *pool, progress, memory);
   };
-  backend.bind = [pool, isa = options.isa](const internal::RankPlan& plan,
-                                           std::shared_ptr<const LoadedWeights> weights,
-                                           const internal::NumericsOptions& numerics) {
+  backend.bind = [pool, isa = options.isa, memory = options.memory_bytes](
+                     const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
+                     const internal::NumericsOptions& numerics) {
     StepRunner::Options bind;
     bind.numerics = numerics;
     bind.isa = isa;
     bind.pool = pool;
+    bind.max_workspace_bytes = memory - std::min(memory, weights->arena_bytes);
     return StepRunner::Bind(plan, std::move(weights), bind);
   };
   backend.join = [](const std::string& id, int rank, int world, absl::Duration timeout,

@@ -54,7 +54,9 @@ ABSL_FLAG(absl::Duration, coordinator_timeout, absl::InfiniteDuration(),
 namespace bitshard {
 namespace {
 
-constexpr int kMaxThreads = 1024;
+// What ThreadPool can count.
+constexpr int kMaxThreads = 255;
+constexpr int kMaxLocalRanks = 1024;
 
 absl::Status BadFlag(const char* flag, const std::string& value, const std::string& hint) {
   return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", value, ": ", hint));
@@ -148,11 +150,11 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
 
   const int local_rank = absl::GetFlag(FLAGS_local_rank);
   const int local_ranks = absl::GetFlag(FLAGS_local_ranks);
-  if (local_ranks < 1 || local_ranks > kMaxThreads) {
+  if (local_ranks < 1 || local_ranks > kMaxLocalRanks) {
     return BadFlag("local-ranks", absl::StrCat(local_ranks),
-                   "how many workers share this host, at least 1");
+                   absl::StrCat("how many workers share this host, 1 to ", kMaxLocalRanks));
   }
-  if (local_rank < 0 || local_rank >= kMaxThreads) {
+  if (local_rank < 0 || local_rank >= kMaxLocalRanks) {
     return BadFlag("local-rank", absl::StrCat(local_rank), "a number from 0 on");
   }
   options.local_rank = static_cast<uint32_t>(local_rank);
@@ -161,9 +163,12 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   const int threads = absl::GetFlag(FLAGS_threads);
   if (threads < 0 || threads > kMaxThreads) {
     return BadFlag("threads", absl::StrCat(threads),
-                   absl::StrCat("1 to ", kMaxThreads, ", or 0 for this host's share"));
+                   absl::StrCat("1 to ", kMaxThreads,
+                                ", or 0 for this host's share; a machine "
+                                "with more CPUs holds several workers, see --local-ranks"));
   }
-  options.threads = threads != 0 ? threads : std::max(1, AvailableCpus() / local_ranks);
+  options.threads =
+      threads != 0 ? threads : std::clamp(AvailableCpus() / local_ranks, 1, kMaxThreads);
 
   const std::string memory = absl::GetFlag(FLAGS_memory);
   const absl::StatusOr<uint64_t> bytes =

@@ -85,7 +85,8 @@ absl::Status ReadRopeScaling(const GgufMetadata& metadata, const ArchitectureKey
   if (index.Find(kGgufRopeDivisors) == nullptr) return absl::OkStatus();
   if (is_linear || is_yarn) {
     return absl::UnimplementedError(absl::StrCat(metadata.where(), ": ", kGgufRopeDivisors,
-                                                 " together with rope scaling '", *type, "'"));
+                                                 " together with rope scaling '",
+                                                 type.value_or("linear"), "'"));
   }
   rope.scaling = RopeConfig::Divisors{.tensor = kGgufRopeDivisors};
   return absl::OkStatus();

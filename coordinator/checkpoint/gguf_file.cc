@@ -142,7 +142,8 @@ absl::StatusOr<Checkpoint> OpenGguf(const std::string& path) {
   checkpoint.name = name && !name->empty() && !FirstInvalidUtf8(*name)
                         ? *name
                         : std::filesystem::path(path).stem().string();
-  checkpoint.index.set_model_digest(ModelDigest(checkpoint.config, checkpoint.index));
+  ASSIGN_OR_RETURN(std::string digest, ModelDigest(checkpoint.config, checkpoint.index));
+  checkpoint.index.set_model_digest(std::move(digest));
   return checkpoint;
 }
 

@@ -190,7 +190,8 @@ absl::StatusOr<Checkpoint> OpenHfFolder(const std::string& folder_path) {
   checkpoint.tokenizer = std::move(tokenizer);
   RETURN_IF_ERROR(ReadTemplateFiles(folder, checkpoint));
   RETURN_IF_ERROR(AddGenerationEosIds(folder, checkpoint));
-  checkpoint.index.set_model_digest(ModelDigest(checkpoint.config, checkpoint.index));
+  ASSIGN_OR_RETURN(std::string digest, ModelDigest(checkpoint.config, checkpoint.index));
+  checkpoint.index.set_model_digest(std::move(digest));
   return checkpoint;
 }
 

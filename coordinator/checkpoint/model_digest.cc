@@ -1,13 +1,22 @@
 #include "coordinator/checkpoint/model_digest.h"
 
+#include <algorithm>
 #include <bit>
 #include <type_traits>
+#include <utility>
 #include <variant>
+#include <vector>
 
+#include "coordinator/checkpoint/input_file.h"
 #include "coordinator/checkpoint/sha256.h"
+#include "kernels/base/checked_math.h"
+#include "kernels/base/status_macros.h"
 
 namespace bitshard {
 namespace {
+
+constexpr uint64_t kSampleBytes = 512;
+constexpr uint64_t kSampledTensors = 2048;
 
 void AddNumber(double number, Sha256& sha) { sha.AddField(std::bit_cast<uint64_t>(number)); }
 
@@ -50,11 +59,7 @@ void AddConfig(const ModelConfig& c, Sha256& sha) {
   AddRope(c.rope, sha);
 }
 
-}  // namespace
-
-std::string ModelDigest(const ModelConfig& config, const TensorIndex& index) {
-  Sha256 sha;
-  AddConfig(config, sha);
+void AddIndex(const TensorIndex& index, Sha256& sha) {
   for (const CheckpointFile& file : index.files()) {
     sha.AddField(std::string_view(file.path).substr(file.path.rfind('/') + 1));
     sha.AddField(file.size_bytes);
@@ -69,6 +74,42 @@ std::string ModelDigest(const ModelConfig& config, const TensorIndex& index) {
     sha.AddField(tensor.offset);
     sha.AddField(tensor.bytes);
   }
+}
+
+absl::Status AddWeightSamples(const TensorIndex& index, Sha256& sha) {
+  std::vector<InputFile> files;
+  for (const CheckpointFile& file : index.files()) {
+    ASSIGN_OR_RETURN(InputFile opened, InputFile::Open(file.path));
+    files.push_back(std::move(opened));
+  }
+  const size_t stride = CeilDiv(std::max<size_t>(index.tensors().size(), 1), kSampledTensors);
+  for (size_t i = 0; i < index.tensors().size(); i += stride) {
+    const TensorInfo& tensor = index.tensors()[i];
+    const uint64_t piece = std::min(tensor.bytes, kSampleBytes);
+    const uint64_t last = tensor.bytes - piece;
+    for (const uint64_t at : {uint64_t{0}, last / 2, last}) {
+      ASSIGN_OR_RETURN(const std::string bytes,
+                       files[tensor.file].ReadAt(tensor.offset + at, piece));
+      sha.AddField(std::string_view(bytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string IndexDigest(const ModelConfig& config, const TensorIndex& index) {
+  Sha256 sha;
+  AddConfig(config, sha);
+  AddIndex(index, sha);
+  return sha.HexDigest();
+}
+
+absl::StatusOr<std::string> ModelDigest(const ModelConfig& config, const TensorIndex& index) {
+  Sha256 sha;
+  AddConfig(config, sha);
+  AddIndex(index, sha);
+  RETURN_IF_ERROR(AddWeightSamples(index, sha));
   return sha.HexDigest();
 }
 

@@ -56,9 +56,7 @@ class TensorIndex {
   const TensorInfo* Find(std::string_view name) const;
   // The containers' own short strings, for people: safetensors __metadata__, GGUF scalars.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // Hex SHA-256 of the config and of every tensor's name, shape, format and place (file names
-  // without folders): equal on every machine that sees the same checkpoint. Empty until
-  // OpenCheckpoint has set it.
+  // See model_digest.h. Empty until OpenCheckpoint has set it.
   const std::string& model_digest() const { return model_digest_; }
 
  private:

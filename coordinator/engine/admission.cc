@@ -107,9 +107,9 @@ std::optional<Admission::Refusal> Admission::JudgeFields(const GenerateRequest& 
   if (prompt + request.max_tokens > limit) {
     return Refusal{
         RejectReason::kPromptTooLong,
-        BadFieldError("max_tokens",
-                      absl::StrCat("prompt ", prompt, " + max_tokens ", request.max_tokens,
-                                   " is more than the context of ", limit, " tokens"))};
+        PromptTooLongError("max_tokens",
+                           absl::StrCat("prompt ", prompt, " + max_tokens ", request.max_tokens,
+                                        " is more than the context of ", limit, " tokens"))};
   }
   // One plan carries many requests, and workers refuse a bad plan whole: nothing of this may reach
   // it.

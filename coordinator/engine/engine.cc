@@ -19,6 +19,7 @@
 #include "coordinator/engine/engine_metrics.h"
 #include "coordinator/engine/error_reason.h"
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 
 namespace bitshard {
 namespace {
@@ -35,8 +36,10 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
 
   // Engine, on any thread.
   void Start() override;
-  absl::Status Submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) override;
-  void Cancel(const std::string& caller, const std::string& request_id) override;
+  absl::StatusOr<RequestHandle> Submit(GenerateRequest request,
+                                       std::shared_ptr<RequestSink> sink) override;
+  void Cancel(RequestHandle request) override { Post(Cancellation{request}); }
+  void Abort(const std::string& caller, const std::string& request_id) override;
   EngineStats Stats() const override;
   void Drain(absl::Duration timeout) override;
   void Stop() override;
@@ -112,17 +115,17 @@ void ThreadedEngine::Start() {
   executor_->Start(this);
 }
 
-absl::Status ThreadedEngine::Submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) {
+absl::StatusOr<RequestHandle> ThreadedEngine::Submit(GenerateRequest request,
+                                                     std::shared_ptr<RequestSink> sink) {
   const absl::Time now = absl::Now();
   if (request.received == absl::InfinitePast()) request.received = now;
   absl::MutexLock lock(&mu_);
-  const absl::StatusOr<SequenceId> id = admission_.Admit(request, now);
-  if (!id.ok()) return id.status();
-  inbox_.push_back(EngineCore::Accepted{*id, std::move(request), std::move(sink)});
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(const SequenceId id, admission_.Admit(request, now));
+  inbox_.push_back(EngineCore::Accepted{id, std::move(request), std::move(sink)});
+  return id;
 }
 
-void ThreadedEngine::Cancel(const std::string& caller, const std::string& request_id) {
+void ThreadedEngine::Abort(const std::string& caller, const std::string& request_id) {
   absl::MutexLock lock(&mu_);
   // Resolved here: by the time the message is read the name may belong to a later request.
   const std::optional<SequenceId> id = admission_.Find(caller, request_id);

@@ -86,6 +86,10 @@ class RequestSink {
   virtual void OnEnd(RequestEnd end) = 0;  // last call
 };
 
+// One accepted request; never used again, unlike a request_id, which is free once its request has
+// ended.
+using RequestHandle = uint64_t;
+
 class Engine {
  public:
   struct Options {
@@ -113,12 +117,16 @@ class Engine {
   // max_tokens > context), ALREADY_EXISTS (live id), RESOURCE_EXHAUSTED (queue full),
   // FAILED_PRECONDITION (can never fit the KV pool), UNAVAILABLE (group lost or draining),
   // DEADLINE_EXCEEDED (already expired). On error the sink is never called.
-  virtual absl::Status Submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) = 0;
+  virtual absl::StatusOr<RequestHandle> Submit(GenerateRequest request,
+                                               std::shared_ptr<RequestSink> sink) = 0;
   // The request ends CANCELLED (or DEADLINE_EXCEEDED when its deadline has passed) unless it has
   // ended already.
-  virtual void Cancel(const std::string& caller, const std::string& request_id) = 0;
+  virtual void Cancel(RequestHandle request) = 0;
+  // Cancels the request that has the name now, if any.
+  virtual void Abort(const std::string& caller, const std::string& request_id) = 0;
   virtual EngineStats Stats() const = 0;
   // No new admissions; returns when all have ended or `timeout` passed (the rest end UNAVAILABLE).
+  // Called on several threads, the first timeout to pass counts for all.
   virtual void Drain(absl::Duration timeout) = 0;
   virtual void Stop() = 0;
 };

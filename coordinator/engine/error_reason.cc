@@ -24,6 +24,10 @@ absl::Status QueueFullError(absl::string_view limit, uint64_t used, uint64_t max
   return WithRetryInfo(WithErrorInfo(std::move(status), kReasonQueueFull), kRetryQueue);
 }
 
+absl::Status PromptTooLongError(absl::string_view field, absl::string_view description) {
+  return WithErrorInfo(BadFieldError(field, description), kReasonPromptTooLong);
+}
+
 absl::Status KvPoolTooSmallError(uint64_t prompt_tokens, uint64_t max_tokens,
                                  uint64_t pool_tokens) {
   return WithErrorInfo(

@@ -21,10 +21,14 @@ inline constexpr absl::string_view kReasonGroupNotReady = "GROUP_NOT_READY";
 inline constexpr absl::string_view kReasonDraining = "DRAINING";
 inline constexpr absl::string_view kReasonQueueFull = "QUEUE_FULL";
 inline constexpr absl::string_view kReasonNonFinite = "NON_FINITE_LOGITS";
+inline constexpr absl::string_view kReasonPromptTooLong = "PROMPT_TOO_LONG";
 inline constexpr absl::string_view kReasonDuplicateRequest = "DUPLICATE_REQUEST_ID";
 
 // RESOURCE_EXHAUSTED. `limit` is the one that is full ("waiting_requests", "waiting_tokens").
 absl::Status QueueFullError(absl::string_view limit, uint64_t used, uint64_t maximum);
+
+// INVALID_ARGUMENT: prompt, or prompt + max_tokens, is more than the context.
+absl::Status PromptTooLongError(absl::string_view field, absl::string_view description);
 
 // FAILED_PRECONDITION: prompt + max_tokens can never fit.
 absl::Status KvPoolTooSmallError(uint64_t prompt_tokens, uint64_t max_tokens, uint64_t pool_tokens);

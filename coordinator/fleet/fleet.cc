@@ -5,6 +5,7 @@
 #include "absl/time/clock.h"
 
 #include "kernels/base/check.h"
+#include "kernels/base/monotonic_time.h"
 
 namespace bitshard {
 namespace {
@@ -46,11 +47,12 @@ void WorkerFleet::Start(StepListener* listener) {
 }
 
 void WorkerFleet::TickLoop() {
-  absl::MutexLock lock(&mu_);
   while (true) {
-    mu_.AwaitWithTimeout(absl::Condition(&stopping_), kTick);
+    // Not AwaitWithTimeout: it counts on the wall clock, which may be set back by hours.
+    absl::SleepFor(kTick);
+    absl::MutexLock lock(&mu_);
     if (stopping_) return;
-    group_.Tick(absl::Now());
+    group_.Tick(MonotonicNow());
   }
 }
 
@@ -68,30 +70,30 @@ void WorkerFleet::Stop() {
 
 void WorkerFleet::Submit(std::unique_ptr<internal::StepPlan> plan) {
   absl::MutexLock lock(&mu_);
-  group_.SubmitPlan(std::move(plan), absl::Now());
+  group_.SubmitPlan(std::move(plan), MonotonicNow());
 }
 
 GroupSnapshot WorkerFleet::Snapshot() const {
   absl::MutexLock lock(&mu_);
-  return group_.Snapshot(absl::Now());
+  return group_.Snapshot(MonotonicNow());
 }
 
 void WorkerFleet::OnOpened(ConnectionId connection) {
   absl::MutexLock lock(&mu_);
-  group_.Connected(connection, absl::Now());
+  group_.Connected(connection, MonotonicNow());
 }
 
 void WorkerFleet::OnMessage(ConnectionId connection,
                             std::unique_ptr<internal::WorkerMessage> message) {
   absl::MutexLock lock(&mu_);
   if (stopping_) return;
-  group_.Received(connection, std::move(message), absl::Now());
+  group_.Received(connection, std::move(message), MonotonicNow());
 }
 
 void WorkerFleet::OnClosed(ConnectionId connection) {
   absl::MutexLock lock(&mu_);
   if (stopping_) return;
-  group_.Disconnected(connection, absl::Now());
+  group_.Disconnected(connection, MonotonicNow());
 }
 
 void WorkerFleet::Send(absl::Span<const ConnectionId> to,

@@ -1,5 +1,5 @@
-// The workers as the engine's StepExecutor: the group's state machine over the fleet port, with the
-// real clock.
+// The workers as the engine's StepExecutor: the group's state machine over the fleet port, with a
+// real clock that nobody sets (kernels/base/monotonic_time.h).
 //
 // A mutex serialises everything that happens to the group: messages (gRPC's threads), plans (the
 // engine's thread) and ticks (a thread of its own). The listener is called under it, so that events

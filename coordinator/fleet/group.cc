@@ -31,7 +31,9 @@ const char* Name(Group::State state) {
 }
 
 Group::Group(GroupOptions options, GroupOutput* output)
-    : options_(std::move(options)), output_(output) {
+    : options_(std::move(options)),
+      output_(output),
+      random_(static_cast<uint32_t>(std::hash<std::string>{}(options_.instance))) {
   CHECK_GT(options_.world, 0u);
 }
 
@@ -53,6 +55,12 @@ std::vector<ConnectionId> Group::RankConnections() const {
     if (member.has_rank()) connections.push_back(connection);
   }
   return connections;
+}
+
+uint32_t Group::Registered() const {
+  return static_cast<uint32_t>(std::count_if(
+      members_.begin(), members_.end(),
+      [](const auto& entry) { return entry.second.phase != Member::Phase::kConnected; }));
 }
 
 void Group::SendTo(const Member& member, internal::CoordinatorMessage message) {
@@ -124,10 +132,7 @@ void Group::Received(ConnectionId connection, std::unique_ptr<internal::WorkerMe
 
 void Group::TryForm(absl::Time now) {
   if (state_ != State::kWaiting || hopeless_ || now < not_before_) return;
-  const auto registered = std::count_if(members_.begin(), members_.end(), [](const auto& entry) {
-    return entry.second.phase != Member::Phase::kConnected;
-  });
-  if (registered < options_.world) return;
+  if (Registered() < options_.world) return;
   if (plans_.empty()) {
     absl::StatusOr<std::vector<internal::RankPlan>> plans = options_.build_plans(options_.shares);
     if (plans.ok() && plans->size() != options_.world) {
@@ -300,7 +305,7 @@ void Group::OnReady(Member& member, const internal::Ready& ready, absl::Time now
 void Group::BecomeReady(absl::Time now) {
   state_ = State::kReady;
   state_since_ = now;
-  ready_announced_ = true;
+  ready_announced_ = was_ready_ = true;
   last_loss_.clear();
   LogInfo("fleet: event=group_ready term={} epoch={} world={} kv_blocks={}", term_, epoch_,
           options_.world, cache_blocks_);

@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -116,10 +117,14 @@ class Group {
   void CheckSilence(absl::Time now);
   void CheckPhaseTimeouts(absl::Time now);
   void CheckStall(absl::Time now);
+  // Lets go of a part of the group that has waited for the rest too long: another coordinator may
+  // hold the others, and wait for these.
+  void CheckPartial(absl::Time now);
 
   Member* Find(ConnectionId connection);
   Member* Rank(uint32_t rank);
   std::vector<ConnectionId> RankConnections() const;
+  uint32_t Registered() const;
   void SendTo(const Member& member, internal::CoordinatorMessage message);
   void SendToRanks(internal::CoordinatorMessage message);
   void Heartbeats(absl::Time now);
@@ -134,6 +139,7 @@ class Group {
   bool hopeless_ = false;
   uint64_t term_ = 0;
   uint64_t epoch_ = 0;
+  bool was_ready_ = false;        // in any epoch: model, files and memory have sufficed once
   bool ready_announced_ = false;  // OnGroupReady of this epoch has been given out
   uint32_t cache_blocks_ = 0;
   uint64_t last_step_ = 0;  // last submitted in this epoch
@@ -148,8 +154,9 @@ class Group {
   // A rank reported that its communicator broke: probably a symptom. The rank that caused it gets
   // until then to show.
   std::optional<absl::Time> blame_deadline_;
-  ConnectionId blame_connection_ = 0;
   absl::Status blame_status_;
+  std::optional<absl::Time> partial_deadline_;  // see CheckPartial
+  std::minstd_rand random_;                     // differs from coordinator to coordinator
 };
 
 const char* Name(Group::State state);

@@ -36,7 +36,8 @@ struct GroupOptions {
 
   absl::Duration heartbeat_interval = absl::Milliseconds(250);
   absl::Duration silence_timeout = absl::Seconds(3);
-  absl::Duration stall_timeout = absl::Seconds(5);
+  absl::Duration stall_timeout =
+      absl::Seconds(4);  // the loss is known within 5 s: heartbeats and ticks come on top
   absl::Duration register_timeout = absl::Seconds(5);  // from connection to Register
   absl::Duration load_timeout = absl::Seconds(60);     // without progress
   absl::Duration join_timeout = absl::Seconds(30);
@@ -45,7 +46,9 @@ struct GroupOptions {
   absl::Duration blame_grace =
       absl::Milliseconds(300);  // between "my communicator broke" and who broke it
   absl::Duration retry_delay =
-      absl::Milliseconds(500);     // after a failed bring-up, doubled each time up to 16 s
+      absl::Milliseconds(500);  // after a failed bring-up, doubled each time up to 16 s
+  absl::Duration partial_timeout =
+      absl::Seconds(60);  // of a part of the group that waits for the rest; up to twice as long
   uint32_t max_unregistered = 64;  // connections
 };
 

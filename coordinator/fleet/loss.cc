@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -33,12 +34,21 @@ bool IsSymptom(absl::StatusCode code) {
          code == absl::StatusCode::kCancelled || code == absl::StatusCode::kDeadlineExceeded;
 }
 
-// Would fail again with the same files and flags.
-bool IsHopeless(absl::StatusCode code) {
-  return code == absl::StatusCode::kDataLoss || code == absl::StatusCode::kInvalidArgument ||
-         code == absl::StatusCode::kUnimplemented || code == absl::StatusCode::kNotFound ||
-         code == absl::StatusCode::kPermissionDenied ||
-         code == absl::StatusCode::kResourceExhausted;
+// Would fail again with the same files and flags. Once a group has been ready, what one process
+// cannot find, open or hold is its own trouble: the next one may.
+bool IsHopeless(absl::StatusCode code, bool was_ready) {
+  switch (code) {
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kUnimplemented:
+      return true;
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kResourceExhausted:
+      return !was_ready;
+    default:
+      return false;
+  }
 }
 
 absl::StatusCode CodeOf(uint32_t wire) {
@@ -162,8 +172,9 @@ void Group::OnFailure(Member& member, const internal::Failure& failure, absl::Ti
   const absl::Status status(code, text);
   if (failure.epoch() == 0 && member.phase == Member::Phase::kLoading) {
     const std::string who = Describe(member);
-    Drop(connection, status, /*exit=*/IsHopeless(code), now);
-    if (IsHopeless(code) && !hopeless_) {
+    const bool hopeless = IsHopeless(code, was_ready_);
+    Drop(connection, status, /*exit=*/hopeless, now);
+    if (hopeless && !hopeless_) {
       hopeless_ = true;
       output_->OnHopeless(
           absl::Status(code, absl::StrCat(who, " cannot load its part of the model: ", text)));
@@ -216,6 +227,30 @@ void Group::CheckSilence(absl::Time now) {
     }
   }
   for (const auto& [connection, why] : lost) Drop(connection, why, /*exit=*/false, now);
+}
+
+void Group::CheckPartial(absl::Time now) {
+  const uint32_t registered = Registered();
+  if (state_ != State::kWaiting || registered == 0 || registered >= options_.world) {
+    partial_deadline_.reset();
+    return;
+  }
+  if (!partial_deadline_) {
+    const double extra = std::uniform_real_distribution<double>(0, 1)(random_);
+    partial_deadline_ = now + options_.partial_timeout * (1 + extra);
+  }
+  if (now < *partial_deadline_) return;
+  partial_deadline_.reset();
+  LogWarning("fleet: event=partial_group_released registered={} world={}", registered,
+             options_.world);
+  const absl::Status why = absl::UnavailableError(
+      absl::StrCat("only ", registered, " of ", options_.world,
+                   " workers came; let go in case another coordinator waits for this one"));
+  std::vector<ConnectionId> held;
+  for (const auto& [connection, member] : members_) {
+    if (member.phase != Member::Phase::kConnected) held.push_back(connection);
+  }
+  for (const ConnectionId connection : held) Drop(connection, why, /*exit=*/false, now);
 }
 
 void Group::CheckPhaseTimeouts(absl::Time now) {

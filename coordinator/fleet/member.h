@@ -68,15 +68,21 @@ struct RankSnapshot {
   std::vector<std::string> kernels;
 };
 
+// A registered worker without a rank.
+struct SpareSnapshot {
+  std::string host;
+  int64_t pid = 0;
+};
+
 struct GroupSnapshot {
   enum class State { kForming, kReady, kLost };
   State state = State::kForming;
   std::string detail;  // what it waits for, or why it was lost; for people
   uint64_t term = 0, epoch = 0;
   uint32_t world = 0;
-  uint32_t spares = 0;
   uint32_t cache_blocks = 0;
   std::vector<RankSnapshot> ranks;  // world of them
+  std::vector<SpareSnapshot> spares;
 };
 
 }  // namespace bitshard

@@ -40,13 +40,12 @@ GroupSnapshot Group::Snapshot(absl::Time now) const {
   snapshot.world = options_.world;
   snapshot.cache_blocks = cache_blocks_;
   snapshot.ranks.resize(options_.world);
-  uint32_t registered = 0;
+  const uint32_t registered = Registered();
   for (uint32_t rank = 0; rank < options_.world; ++rank) snapshot.ranks[rank].rank = rank;
   for (const auto& [connection, member] : members_) {
     if (member.phase == Member::Phase::kConnected) continue;
-    ++registered;
     if (!member.has_rank()) {
-      ++snapshot.spares;
+      snapshot.spares.push_back({member.registration.host(), member.registration.pid()});
       continue;
     }
     RankSnapshot& rank = snapshot.ranks[*member.rank];

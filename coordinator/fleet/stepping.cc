@@ -83,13 +83,14 @@ void Group::Tick(absl::Time now) {
   const absl::Duration gap = now - last_tick_;
   if (last_tick_ != absl::InfinitePast() && gap > options_.silence_timeout / 3) {
     for (auto& [connection, member] : members_) {
-      member.last_heard += gap;
-      member.moved_at += gap;
+      member.last_heard = std::min(now, member.last_heard + gap);
+      member.moved_at = std::min(now, member.moved_at + gap);
     }
   }
   last_tick_ = now;
   Heartbeats(now);
   CheckSilence(now);
+  CheckPartial(now);
   if (blame_deadline_ && now >= *blame_deadline_) EndEpoch(absl::Status(blame_status_), now);
   CheckPhaseTimeouts(now);
   CheckStall(now);

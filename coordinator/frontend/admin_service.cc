@@ -188,6 +188,11 @@ void FillStatus(const AdminSources& sources, v1::ServiceStatus* out) {
   out->set_epoch(group.epoch);
   out->set_world(group.world);
   for (const RankSnapshot& rank : group.ranks) FillRank(rank, out->add_ranks());
+  for (const SpareSnapshot& spare : group.spares) {
+    v1::SpareWorker& worker = *out->add_spares();
+    worker.set_host(spare.host);
+    worker.set_pid(spare.pid);
+  }
   out->set_steps(stats.steps);
   SetLoad(stats, sources.block_tokens, out->mutable_load());
   out->set_model(sources.model->names.front());

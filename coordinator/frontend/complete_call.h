@@ -31,7 +31,7 @@ class CompleteCall final : public GenerationCall, public grpc::ServerUnaryReacto
   void OnEnd(RequestEnd end) override ABSL_LOCKS_EXCLUDED(mu_);
   bool Pump(absl::Time now) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  void OnCancel() override { CancelledByClient(); }
+  void OnCancel() override { CancelInEngine(); }
   void OnDone() override { self_.reset(); }
 
   grpc::ByteBuffer* const response_;    // gRPC's, valid until Finish

@@ -17,8 +17,11 @@ namespace bitshard {
 
 class FieldErrors {
  public:
-  // At most 16 are kept: what a caller can read, and what trailers can carry.
-  void Add(std::string field, std::string description) {
+  // At most 16 are kept: what a caller can read, and what trailers can carry. The ErrorInfo
+  // `reason` is told when all errors have the same.
+  void Add(std::string field, std::string description, absl::string_view reason = "") {
+    if (errors_.empty()) reason_ = reason;
+    if (reason_ != reason) reason_ = "";
     if (errors_.size() < 16) errors_.emplace_back(std::move(field), std::move(description));
   }
   // `value` must be a number in [low, high], or in (low, high] with `open_low`.
@@ -39,10 +42,11 @@ class FieldErrors {
     absl::Status status = absl::InvalidArgumentError(absl::StrJoin(errors_, "; ", format));
     for (const auto& [field, description] : errors_)
       status = WithBadField(std::move(status), field, description);
-    return status;
+    return reason_.empty() ? status : WithErrorInfo(std::move(status), reason_);
   }
 
  private:
+  absl::string_view reason_;  // a constant
   std::vector<std::pair<std::string, std::string>> errors_;
 };
 

@@ -82,9 +82,10 @@ bool GenerateCall::Pump(absl::Time now) {
   // Nobody else writes now: the message is made without the lock, which the engine's thread wants
   // too.
   current_ = Message(delta ? &*delta : nullptr, end ? &*end : nullptr);
+  absl::MutexLock lock(&mu_);
   if (end) {
     StartWriteAndFinish(&current_, grpc::WriteOptions(), grpc::Status::OK);
-  } else {
+  } else if (!finished_) {  // else a slow reader was ended meanwhile, and the call may be gone
     StartWrite(&current_);
   }
   return true;

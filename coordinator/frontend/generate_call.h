@@ -43,7 +43,7 @@ class GenerateCall final : public GenerationCall,
   grpc::ByteBuffer Message(const TokenDelta* delta, const RequestEnd* end);
 
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_);
-  void OnCancel() override { CancelledByClient(); }
+  void OnCancel() override { CancelInEngine(); }
   void OnDone() override ABSL_LOCKS_EXCLUDED(mu_);
 
   std::shared_ptr<GenerateCall> self_;  // until OnDone

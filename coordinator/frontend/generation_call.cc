@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "coordinator/engine/error_reason.h"
 #include "coordinator/frontend/wire.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
@@ -17,6 +18,11 @@ namespace {
 
 // Shorter requests are tokenized in less time than it takes to hand them to another thread.
 constexpr size_t kInlineBytes = 16 << 10;
+
+RejectReason ReasonOf(const absl::Status& refusal) {
+  return ErrorReason(refusal) == kReasonPromptTooLong ? RejectReason::kPromptTooLong
+                                                      : RejectReason::kBadRequest;
+}
 
 std::string Metadata(const grpc::CallbackServerContext& context, const char* key) {
   const auto it = context.client_metadata().find(key);
@@ -61,7 +67,7 @@ void GenerationCall::PrepareAndSubmit(const v1::GenerateRequest& request) {
     prepared_ = *std::move(prepared);
     status = Submit();
   } else {
-    CountRefusal(RejectReason::kBadRequest);
+    CountRefusal(ReasonOf(status));
   }
   if (status.ok()) return;
   LogInfo("request id={} event=refused code={} trace={} cause=\"{}\"",
@@ -84,21 +90,18 @@ absl::Status GenerationCall::Submit() {
   request.caller = caller_;
   request.received = received_;
   request.deadline = deadline_;
-  RETURN_IF_ERROR(frontend_->engine->Submit(std::move(request), shared_from_this()));
+  ASSIGN_OR_RETURN(const RequestHandle handle,
+                   frontend_->engine->Submit(std::move(request), shared_from_this()));
   absl::MutexLock lock(&cancel_mu_);
-  submitted_ = true;
-  if (cancelled_) CancelInEngine();
+  handle_ = handle;
+  if (cancelled_) frontend_->engine->Cancel(handle);
   return absl::OkStatus();
 }
 
-void GenerationCall::CancelledByClient() {
+void GenerationCall::CancelInEngine() {
   absl::MutexLock lock(&cancel_mu_);
   cancelled_ = true;
-  if (submitted_) CancelInEngine();
-}
-
-void GenerationCall::CancelInEngine() {
-  frontend_->engine->Cancel(caller_, prepared_.engine.request_id);
+  if (handle_) frontend_->engine->Cancel(*handle_);
 }
 
 void GenerationCall::LogEnd(const absl::Status& status, const RequestEnd& end) const {

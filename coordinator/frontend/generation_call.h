@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -35,9 +36,9 @@ class GenerationCall : public RequestSink,
   void Begin(const grpc::ByteBuffer& bytes, const std::string& message_name);
   // The call ends with `status`; nothing has been sent.
   virtual void Refuse(const absl::Status& status) = 0;
-  // The client has gone or its deadline has passed.
-  void CancelledByClient() ABSL_LOCKS_EXCLUDED(cancel_mu_);
-  void CancelInEngine();
+  // Nobody wants the answer any more: the client has gone, its deadline has passed, or it reads too
+  // slowly.
+  void CancelInEngine() ABSL_LOCKS_EXCLUDED(cancel_mu_);
   void WakeWriter() { frontend_->writer->Wake(shared_from_this()); }
   // One line for the log.
   void LogEnd(const absl::Status& status, const RequestEnd& end) const;
@@ -48,7 +49,7 @@ class GenerationCall : public RequestSink,
 
  private:
   void PrepareAndSubmit(const v1::GenerateRequest& request);
-  absl::Status Submit();
+  absl::Status Submit() ABSL_LOCKS_EXCLUDED(cancel_mu_);
   // Of a request that the engine never saw; it counts the others itself.
   void CountRefusal(RejectReason reason);
 
@@ -59,7 +60,7 @@ class GenerationCall : public RequestSink,
 
   absl::Mutex cancel_mu_;
   bool cancelled_ ABSL_GUARDED_BY(cancel_mu_) = false;
-  bool submitted_ ABSL_GUARDED_BY(cancel_mu_) = false;
+  std::optional<RequestHandle> handle_ ABSL_GUARDED_BY(cancel_mu_);  // once submitted
 };
 
 }  // namespace bitshard

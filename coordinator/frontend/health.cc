@@ -102,6 +102,7 @@ class HealthService final
     health::HealthCheckRequest watch;
     const absl::Status status = ParseMessage(*request, &watch);
     if (!status.ok()) return new RefusedWatch(EndOfCall(context, status));
+    state_->Refresh();
     return new WatchCall(state_, watch.service());
   }
 

@@ -90,7 +90,7 @@ class InferenceService final : public RawInference {
                                                              abort.request_ids_size()));
           }
           const std::string caller = CallerOf(*context);
-          for (const std::string& id : abort.request_ids()) frontend_->engine->Cancel(caller, id);
+          for (const std::string& id : abort.request_ids()) frontend_->engine->Abort(caller, id);
           return absl::OkStatus();
         });
   }

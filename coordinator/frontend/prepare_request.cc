@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "coordinator/engine/error_reason.h"
 #include "coordinator/frontend/field_errors.h"
 #include "kernels/base/status_macros.h"
 
@@ -82,8 +83,10 @@ void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model,
   switch (request.prompt_case()) {
     case v1::GenerateRequest::kText:
       if (request.text().size() > MaxTextBytes(model)) {
-        errors.Add("text", absl::StrCat(request.text().size(), " bytes cannot fit the context of ",
-                                        model.context_tokens, " tokens"));
+        errors.Add("text",
+                   absl::StrCat(request.text().size(), " bytes cannot fit the context of ",
+                                model.context_tokens, " tokens"),
+                   kReasonPromptTooLong);
       }
       break;
     case v1::GenerateRequest::kTokens:
@@ -106,8 +109,10 @@ void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model,
         }
       }
       if (bytes > MaxTextBytes(model)) {
-        errors.Add("chat.messages", absl::StrCat(bytes, " bytes cannot fit the context of ",
-                                                 model.context_tokens, " tokens"));
+        errors.Add("chat.messages",
+                   absl::StrCat(bytes, " bytes cannot fit the context of ", model.context_tokens,
+                                " tokens"),
+                   kReasonPromptTooLong);
       }
       break;
     }
@@ -129,8 +134,10 @@ absl::Status CheckFields(const v1::GenerateRequest& request, const ServedModel& 
   if (request.has_max_tokens() && request.max_tokens() == 0)
     errors.Add("max_tokens", "must be at least 1");
   if (request.max_tokens() > model.context_tokens) {
-    errors.Add("max_tokens", absl::StrCat(request.max_tokens(), " exceeds the context of ",
-                                          model.context_tokens, " tokens"));
+    errors.Add("max_tokens",
+               absl::StrCat(request.max_tokens(), " exceeds the context of ", model.context_tokens,
+                            " tokens"),
+               kReasonPromptTooLong);
   }
   CheckSampling(request.sampling(), errors);
   CheckStopping(request.stop(), model.vocabulary_size, errors);
@@ -265,13 +272,13 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
                      ": its tokenizer does not fit its weights"));
   }
   if (prompt_tokens >= model.context_tokens) {
-    return BadFieldError(
+    return PromptTooLongError(
         prompt_field, absl::StrCat("the prompt has ", prompt_tokens, " tokens, the context holds ",
                                    model.context_tokens, " and must hold the output too"));
   }
   const uint64_t left = model.context_tokens - prompt_tokens;
   if (request.max_tokens() > left) {
-    return BadFieldError(
+    return PromptTooLongError(
         "max_tokens",
         absl::StrCat("prompt ", prompt_tokens, " + max_tokens ", request.max_tokens(),
                      " exceeds the context of ", model.context_tokens, "; at most ", left));

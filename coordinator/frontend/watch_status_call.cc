@@ -26,6 +26,11 @@ bool WatchStatusCall::Pump(absl::Time now) {
   v1::WatchStatusResponse response;
   FillStatus(*sources_, response.mutable_status());
   current_ = Serialize(response);
+  absl::MutexLock lock(&mu_);
+  if (finished_) {  // the watcher went while the message was made
+    FinishCancelled();
+    return false;
+  }
   StartWrite(&current_);
   return true;
 }
@@ -33,11 +38,16 @@ bool WatchStatusCall::Pump(absl::Time now) {
 void WatchStatusCall::OnWriteDone(bool) {
   absl::MutexLock lock(&mu_);
   writing_ = false;
+  if (finished_) FinishCancelled();
 }
 
 void WatchStatusCall::OnCancel() {
   absl::MutexLock lock(&mu_);
-  if (std::exchange(finished_, true)) return;
+  finished_ = true;
+  if (!writing_) FinishCancelled();
+}
+
+void WatchStatusCall::FinishCancelled() {
   Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the watcher has gone, or the service ends"));
 }
 

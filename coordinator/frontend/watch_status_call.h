@@ -29,6 +29,8 @@ class WatchStatusCall final : public PumpedStream,
   void OnWriteDone(bool) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnCancel() override ABSL_LOCKS_EXCLUDED(mu_);
   void OnDone() override { self_.reset(); }
+  // Once, and nothing is written after it: gRPC frees the call as soon as it can.
+  void FinishCancelled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const AdminSources* const sources_;
   const absl::Duration interval_;
@@ -37,8 +39,9 @@ class WatchStatusCall final : public PumpedStream,
 
   absl::Mutex mu_;
   absl::Time next_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  // A message is being made or written; whoever is at it finishes a call that has ended meanwhile.
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;  // nothing more is to be written
 };
 
 }  // namespace bitshard

@@ -28,9 +28,9 @@ int Ask(v1::Inference::Stub& stub, v1::GenerateRequest* request, const std::stri
   const auto answer = StreamAnswer(stub, *request);
   if (!answer.ok()) {
     request->mutable_chat()->mutable_messages()->RemoveLast();
-    if (absl::IsCancelled(answer.status())) return 0;
-    std::fprintf(stderr, "bitshard chat: %s\n", answer.status().ToString().c_str());
-    return 1;
+    if (absl::IsCancelled(answer.status())) return ExitCode(answer.status());
+    std::fprintf(stderr, "bitshard chat: %s\n", Describe(answer.status()).c_str());
+    return ExitCode(answer.status());
   }
   AddMessage(request->mutable_chat(), "assistant", answer->text);
   return 0;
@@ -42,6 +42,7 @@ int Run(const std::vector<std::string>& args) {
   std::string once = absl::GetFlag(FLAGS_once);
   if (args.size() == 1 && once.empty()) once = args[0];
   if (args.size() > 1) return UsageError("chat", "takes no arguments but one question (quote it)");
+  if (args.size() == 1 && once.empty()) return UsageError("chat", "the question is empty");
   v1::GenerateRequest request;
   if (const absl::Status status = ApplyCallFlags(&request); !status.ok()) {
     return UsageError("chat", std::string(status.message()));

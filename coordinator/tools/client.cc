@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include <grpcpp/grpcpp.h>
 
+#include "proto/status_details.h"
 #include "proto/status_map.h"
 
 ABSL_FLAG(std::string, address, "localhost:50051", "host:port of the service");
@@ -89,6 +91,27 @@ std::string CallFlagsHelp() {
          "  --timeout=30s         deadline of one answer (none)\n";
 }
 
+std::string Describe(const absl::Status& status) {
+  std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
+  if (const auto delay = RetryDelay(status)) {
+    absl::StrAppend(&text, " (try again in ", absl::FormatDuration(*delay), ")");
+  }
+  if (absl::StrContains(status.message(), "failed to connect") ||
+      absl::StrContains(status.message(), "DNS resolution")) {
+    absl::StrAppend(&text, "\nIs `bitshard serve` running, and ready, at ",
+                    absl::GetFlag(FLAGS_address), "? --address=HOST:PORT says where.");
+  }
+  if (absl::IsUnimplemented(status) && status.message().empty()) {
+    absl::StrAppend(&text, absl::GetFlag(FLAGS_address),
+                    " is no bitshard inference port (the ready line of `bitshard serve` names it)");
+  }
+  return text;
+}
+
+int ExitCode(const absl::Status& status) {
+  return absl::IsCancelled(status) ? 130 : status.ok() ? 0 : 1;
+}
+
 absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::GenerateRequest& request) {
   grpc::ClientContext context;
   const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);
@@ -103,15 +126,14 @@ absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::Generat
     }
   });
   const absl::Time start = absl::Now();
-  absl::Time first = absl::InfiniteFuture(), last = start;
+  absl::Time first = absl::InfiniteFuture();
   uint64_t tokens = 0;
   Answer answer;
   auto reader = stub.Generate(&context, request);
   v1::GenerateResponse piece;
   while (reader->Read(&piece)) {
     if (piece.token_count() > 0) {
-      last = absl::Now();
-      first = std::min(first, last);
+      first = std::min(first, absl::Now());
       tokens += piece.token_count();
     }
     if (!piece.text().empty()) {
@@ -124,16 +146,18 @@ absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::Generat
   const grpc::Status status = reader->Finish();
   done = true;
   watch.join();
-  std::fprintf(stdout, "\n");
+  if (!answer.text.empty()) std::fprintf(stdout, "\n");
   std::fflush(stdout);
   if (!status.ok()) return FromGrpc(status);
   std::string figures = absl::StrFormat("[%d prompt tokens, %d tokens",
                                         answer.finished.usage().prompt_tokens(), tokens);
   if (tokens > 0)
     absl::StrAppendFormat(&figures, ", TTFT %.0f ms", absl::ToDoubleMilliseconds(first - start));
-  if (tokens > 1 && last > first) {
-    absl::StrAppendFormat(&figures, ", %.1f tokens/s",
-                          static_cast<double>(tokens - 1) / absl::ToDoubleSeconds(last - first));
+  // The service's own clock: our messages may hold several tokens each.
+  const auto& decode = answer.finished.usage().decode_time();
+  const double seconds = static_cast<double>(decode.seconds()) + 1e-9 * decode.nanos();
+  if (tokens > 1 && seconds > 0) {
+    absl::StrAppendFormat(&figures, ", %.1f tokens/s", static_cast<double>(tokens - 1) / seconds);
   }
   std::fprintf(stderr, "%s]\n", figures.c_str());
   return answer;

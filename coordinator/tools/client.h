@@ -20,6 +20,12 @@ absl::Status ApplyCallFlags(v1::GenerateRequest* request);
 // The help text of the flags that ApplyCallFlags and ConnectToService read.
 std::string CallFlagsHelp();
 
+// For people: code, message, when to try again; a hint where the service cannot be reached.
+std::string Describe(const absl::Status& status);
+
+// The exit code of a verb that ended with this status: 130 after Ctrl-C, as shells have it.
+int ExitCode(const absl::Status& status);
+
 struct Answer {
   std::string text;
   v1::Finished finished;

@@ -26,8 +26,8 @@ int Run(const std::vector<std::string>& args) {
   const auto stub = ConnectToService();
   const auto answer = StreamAnswer(*stub, request);
   if (!answer.ok()) {
-    std::fprintf(stderr, "bitshard complete: %s\n", answer.status().ToString().c_str());
-    return 1;
+    std::fprintf(stderr, "bitshard complete: %s\n", Describe(answer.status()).c_str());
+    return ExitCode(answer.status());
   }
   return 0;
 }

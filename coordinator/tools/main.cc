@@ -8,6 +8,7 @@
 
 #include "coordinator/tools/verb.h"
 #include "kernels/base/command_line.h"
+#include "proto/version.h"
 
 namespace {
 
@@ -37,6 +38,10 @@ int main(int argc, char** argv) {
   const auto is_help = [](const std::string& word) {
     return word == "--help" || word == "-h" || word == "-help";
   };
+  if (!words.empty() && (words[0] == "--version" || words[0] == "version")) {
+    std::printf("bitshard %s\n", bitshard::kBuildVersion);
+    return 0;
+  }
   const bool help = std::any_of(words.begin(), words.end(), is_help);
   if (words.empty() || words[0].empty() || words[0][0] == '-' || words[0] == "help") {
     if (words.size() > 1 && words[0] == "help") {

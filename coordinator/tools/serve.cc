@@ -6,6 +6,7 @@
 // service.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -28,6 +29,7 @@
 #include "coordinator/tools/child_process.h"
 #include "coordinator/tools/progress.h"
 #include "coordinator/tools/verb.h"
+#include "kernels/base/monotonic_time.h"
 #include "kernels/base/status_macros.h"
 #include "proto/inference.grpc.pb.h"
 
@@ -55,10 +57,21 @@ namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(200);
 constexpr int kRestartsAMinute = 5;  // of one worker, before we give up
-// A worker that runs but is in no rank for so long hangs; registration takes well under a second.
+// A worker that runs but is not registered for so long hangs; registration takes well under a
+// second.
 constexpr absl::Duration kLostWorkerGrace = absl::Seconds(6);
 
 std::atomic<int> stop_signals{0};
+
+// Whether the coordinator hears from this process, with a rank or waiting for one.
+bool Counts(const v1::ServiceStatus& status, pid_t pid) {
+  return std::any_of(status.ranks().begin(), status.ranks().end(),
+                     [pid](const v1::RankStatus& rank) {
+                       return rank.pid() == pid && rank.phase() != v1::RANK_PHASE_MISSING;
+                     }) ||
+         std::any_of(status.spares().begin(), status.spares().end(),
+                     [pid](const v1::SpareWorker& spare) { return spare.pid() == pid; });
+}
 
 struct Worker {
   ChildProcess process;
@@ -191,7 +204,7 @@ absl::StatusOr<ChildProcess> Service::StartWorker(int index) {
 
 std::optional<v1::ServiceStatus> Service::AskStatus() {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(2)));
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
   v1::GetStatusResponse response;
   if (!admin_->GetStatus(&context, v1::GetStatusRequest(), &response).ok()) return std::nullopt;
   return response.status();
@@ -202,11 +215,12 @@ void Service::ShowProgress(const v1::ServiceStatus& status) {
     if (!was_ready_) {
       progress_.Clear();
       std::fprintf(stderr,
-                   "%s is ready on %s:%s with %d workers (metrics: http://localhost:%s/metrics). "
-                   "Ctrl-C ends.\n",
+                   "%s is ready on %s:%s (%d worker%s). Ctrl-C ends.\n"
+                   "  metrics http://localhost:%s/metrics, health port %s, admin port %s\n",
                    status.model().c_str(), absl::GetFlag(FLAGS_bind).c_str(),
                    ports_["port"].c_str(), absl::GetFlag(FLAGS_workers),
-                   ports_["metrics_port"].c_str());
+                   absl::GetFlag(FLAGS_workers) == 1 ? "" : "s", ports_["metrics_port"].c_str(),
+                   ports_["health_port"].c_str(), ports_["admin_port"].c_str());
     }
     was_ready_ = true;
     return;
@@ -215,8 +229,10 @@ void Service::ShowProgress(const v1::ServiceStatus& status) {
   was_ready_ = false;
   uint64_t done = 0, total = 0;
   for (const v1::RankStatus& rank : status.ranks()) {
-    done += rank.loaded_bytes();
-    total += rank.total_bytes();
+    // A rank that has loaded reports the size of what it holds, and no progress any more.
+    const bool loaded = rank.phase() >= v1::RANK_PHASE_LOADED;
+    done += loaded ? rank.weight_bytes() : rank.loaded_bytes();
+    total += loaded ? rank.weight_bytes() : rank.total_bytes();
   }
   if (total > 0 && done < total) {
     progress_.Update("loading weights", done, total);
@@ -229,15 +245,12 @@ void Service::ShowProgress(const v1::ServiceStatus& status) {
 }
 
 absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& status) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   for (size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     std::optional<std::string> ended = worker.process.Ended();
     if (!ended && status) {
-      const bool counted = std::any_of(
-          status->ranks().begin(), status->ranks().end(), [&](const v1::RankStatus& rank) {
-            return rank.pid() == worker.process.pid() && rank.phase() != v1::RANK_PHASE_MISSING;
-          });
+      const bool counted = Counts(*status, worker.process.pid());
       if (counted) worker.last_counted = now;
       if (now - worker.last_counted > kLostWorkerGrace) {
         std::fprintf(
@@ -270,15 +283,23 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
 void Service::End() {
   if (coordinator_) coordinator_->Signal(SIGTERM);
   const int signals_before = stop_signals;
-  while (coordinator_ && !coordinator_->Ended() && stop_signals <= signals_before + 1)
+  const absl::Time patience = MonotonicNow() + absl::Seconds(1);
+  bool told = false;
+  while (coordinator_ && !coordinator_->Ended() && stop_signals == signals_before) {
+    if (!told && MonotonicNow() > patience) {
+      std::fprintf(stderr, "finishing the running answers; Ctrl-C again ends at once\n");
+      told = true;
+    }
     absl::SleepFor(absl::Milliseconds(20));
-  const absl::Time grace = absl::Now() + absl::Seconds(2);
+  }
+  for (Worker& worker : workers_) worker.process.Signal(SIGTERM);
+  const absl::Time grace = MonotonicNow() + absl::Seconds(2);
   const auto all_ended = [&] {
     bool all = true;
     for (Worker& worker : workers_) all &= worker.process.Ended().has_value();
     return all;
   };
-  while (!all_ended() && absl::Now() < grace) absl::SleepFor(absl::Milliseconds(20));
+  while (!all_ended() && MonotonicNow() < grace) absl::SleepFor(absl::Milliseconds(20));
   if (coordinator_) coordinator_->Signal(SIGKILL);
   for (Worker& worker : workers_) worker.process.Signal(SIGKILL);
   while (!all_ended() || (coordinator_ && !coordinator_->Ended()))
@@ -301,7 +322,7 @@ int Service::Run() {
   for (int i = 0; i < absl::GetFlag(FLAGS_workers); ++i) {
     auto worker = StartWorker(i);
     if (!worker.ok()) return fail(worker.status());
-    workers_.push_back({*std::move(worker), absl::Now(), {}});
+    workers_.push_back({*std::move(worker), MonotonicNow(), {}});
   }
   while (stop_signals == 0) {
     if (const auto ended = coordinator_->Ended()) {
@@ -328,6 +349,7 @@ int Run(const std::vector<std::string>& args) {
   action.sa_handler = [](int) { ++stop_signals; };
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGHUP, &action, nullptr);  // the terminal was closed
   return Service(args[0]).Run();
 }
 
@@ -340,8 +362,8 @@ const RegisterVerb kRegistered({
         "number: heads and\n"
         "columns need not divide), waits until they are ready, and looks after them: a worker that "
         "dies or hangs is\n"
-        "started again. Ctrl-C drains (running answers finish) and ends; a second Ctrl-C ends at "
-        "once.\n\n"
+        "started again. Ctrl-C lets running answers finish (30 s at most) and ends; a second one "
+        "ends at once.\n\n"
         "  --workers=N           worker processes (1)\n"
         "  --bind=ADDRESS --port=PORT   where the gRPC service listens (127.0.0.1:50051)\n"
         "  --activations=a16     a16: 16-bit fixed point, as good as f32 (KLD < 1e-6) and faster; "

@@ -62,6 +62,7 @@ TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
   EXPECT_THAT(Refusal("kv_cache_bytes", "lots"), HasSubstr("512MiB"));
   EXPECT_THAT(Refusal("token_budget", "0"), HasSubstr("--token-budget"));
   EXPECT_THAT(Refusal("max_running", "-1"), HasSubstr("--max-running"));
+  EXPECT_THAT(Refusal("max_waiting", "0"), HasSubstr("--max-waiting=0: must be 1 to"));
   EXPECT_THAT(Refusal("stall_timeout", "1ms"), HasSubstr("--stall-timeout"));
   EXPECT_THAT(Refusal("tls_cert_file", "x"), HasSubstr("not built"));
   EXPECT_THAT(Refusal("token_file", "/nowhere/at/all"), HasSubstr("--token-file"));
@@ -79,6 +80,19 @@ TEST_F(OptionsTest, AnOpenAddressWithATokenIsFineAndWithoutReflection) {
   const auto options = CoordinatorOptionsFromFlags({});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->token, "secret");
+  EXPECT_EQ(options->fleet_bind, "0.0.0.0");
+  EXPECT_FALSE(options->reflection);
+}
+
+TEST_F(OptionsTest, WorkersDialWhereRequestsComeUnlessSaidOtherwise) {
+  EXPECT_EQ(CoordinatorOptionsFromFlags({})->fleet_bind, "127.0.0.1");
+  EXPECT_THAT(Refusal("fleet_bind", "0.0.0.0"), HasSubstr("--fleet-bind=0.0.0.0"));
+  Set("bind", "192.168.0.5");
+  Set("fleet_bind", "127.0.0.1");
+  const auto options = CoordinatorOptionsFromFlags({});
+  ASSERT_TRUE(options.ok()) << "no token is needed: " << options.status();
+  EXPECT_EQ(options->bind, "192.168.0.5");
+  EXPECT_EQ(options->fleet_bind, "127.0.0.1");
   EXPECT_FALSE(options->reflection);
 }
 

@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 import case_report
-from live_service import BITSHARD, ROOT, golden_model
+from live_service import BITSHARD, ROOT, Service, golden_model, pb
 
 
 def run(*args, timeout=60):
@@ -67,6 +67,11 @@ class CommandLineTest(unittest.TestCase):
             result = serve(model, flag)
             self.assertNotEqual(result.returncode, 0, flag)
             self.assertIn(word, result.stderr, flag)
+
+    def test_serve_on_another_address(self):
+        with Service(golden_model("tiny-llama-q"), workers=2, host="127.0.0.2") as service:
+            answer = service.inference.Complete(pb.CompleteRequest(text="def", max_tokens=2), timeout=30)
+            self.assertEqual(answer.choices[0].finished.usage.completion_tokens, 2)
 
     def test_complete_without_a_service_names_the_address(self):
         result = run("complete", "x", "--address=127.0.0.1:1", "--timeout=5s")

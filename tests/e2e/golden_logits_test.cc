@@ -66,6 +66,18 @@ TEST_P(GoldenLogits, LastLogitsAndGreedyTokensEqualTransformers) {
       EXPECT_EQ(best, greedy[i]) << name << " at " << workers << " workers, prompt of " << n
                                  << ", output " << i;
     }
+
+    // The sampler's own greedy path, token fed back by the worker. Ours may end where the golden's
+    // end token was suppressed.
+    const auto own = GreedyContinue(**group, golden->i32.at(prefix + "input_ids"),
+                                    static_cast<uint32_t>(greedy.size()));
+    ASSERT_TRUE(own.ok()) << own.status();
+    const std::vector<int32_t>& eos = (*model)->checkpoint().config.eos_ids;
+    for (size_t i = 0; i < greedy.size(); ++i) {
+      if (std::find(eos.begin(), eos.end(), (*own)[i]) != eos.end()) break;
+      EXPECT_EQ((*own)[i], greedy[i])
+          << name << " at " << workers << " workers, prompt of " << n << ", sampled output " << i;
+    }
   }
   std::printf("%s at %d workers: largest relative L2 error %.3g (bound %.0e)\n", name.c_str(),
               workers, worst, kRelativeL2Bound);

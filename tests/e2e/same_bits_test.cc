@@ -42,11 +42,11 @@ struct Cell {
   }
 };
 
-// Prompts of 1 to 150 tokens of the model's own kind of text, sampling of every kind.
+// Prompts of 1 to 300 tokens (beyond 256: attention folds two chunks), sampling of every kind.
 std::vector<GenerateRequest> Requests(const TestModel& model) {
   std::mt19937_64 random(20261129);
   const int32_t vocab = static_cast<int32_t>(model.checkpoint().config.vocab_size);
-  const uint32_t lengths[] = {17, 1, 150, 64, 65, 33};
+  const uint32_t lengths[] = {17, 1, 300, 64, 65, 33};
   std::vector<GenerateRequest> requests(kRequests);
   for (int i = 0; i < kRequests; ++i) {
     GenerateRequest& r = requests[i];
@@ -177,6 +177,11 @@ TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
   uneven.batch = true;
   uneven.shares = {5, 1, 3};
   cells.push_back(uneven);
+  Cell spread;  // more ranks than KV heads: the Q heads of one KV head are spread, it is replicated
+  spread.workers = 6;
+  spread.batch = true;
+  spread.prefill_chunk = 64;
+  cells.push_back(spread);
   for (const Cell& cell : cells) {
     auto group = ThreadGroup::Create(**model, GroupOptions(cell, GetParam().activations));
     ASSERT_TRUE(group.ok()) << group.status();
@@ -184,31 +189,38 @@ TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
   }
 }
 
-// What most systems do: partial sums travel as f32 and are added in rank order.
+// What most systems do: the ranks' partial sums of a row-parallel matrix travel as f32 and are
+// added in rank order. Only these sums: an all-reduce of [tokens, hidden] segment sums with
+// [tokens] poison counts behind them. Embeddings (raw bits) have the same size, but at most one
+// rank's word is not 0; the sampler's sums have another size.
 class SumsRanksInF32 : public Collective {
  public:
-  explicit SumsRanksInF32(std::unique_ptr<Collective> real) : real_(std::move(real)) {}
+  SumsRanksInF32(std::unique_ptr<Collective> real, size_t hidden, std::atomic<int>* touched)
+      : real_(std::move(real)), hidden_(hidden), touched_(touched) {}
   int rank() const override { return real_->rank(); }
   int world() const override { return real_->world(); }
   absl::Status AllReduceSum(absl::Span<int64_t> values) override {
-    std::vector<int64_t> all(values.size() * static_cast<size_t>(world()));
-    const size_t bytes = values.size() * sizeof(int64_t);
+    if (values.empty() || values.size() % (hidden_ + 1) != 0) return real_->AllReduceSum(values);
+    const size_t ranks = static_cast<size_t>(world()), bytes = values.size() * sizeof(int64_t);
+    std::vector<int64_t> all(values.size() * ranks);
     absl::Status status = real_->AllGather(
         absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), bytes),
-        absl::MakeSpan(reinterpret_cast<uint8_t*>(all.data()),
-                       bytes * static_cast<size_t>(world())));
+        absl::MakeSpan(reinterpret_cast<uint8_t*>(all.data()), bytes * ranks));
     if (!status.ok()) return status;
+    const size_t sums = values.size() / (hidden_ + 1) * hidden_;
     for (size_t i = 0; i < values.size(); ++i) {
-      float sum = 0;
-      bool exact = false;  // raw bits and poison counts are not fixed-point sums: leave them alone
-      int64_t exact_sum = 0;
-      for (int r = 0; r < world(); ++r) {
-        const int64_t part = all[static_cast<size_t>(r) * values.size() + i];
-        exact_sum += part;
-        exact |= part == 0;
-        sum += static_cast<float>(static_cast<double>(part) * 0x1p-32);
+      int64_t exact = 0;
+      float rounded = 0;
+      int parts = 0;
+      for (size_t r = 0; r < ranks; ++r) {
+        const int64_t part = all[r * values.size() + i];
+        exact += part;
+        rounded += static_cast<float>(static_cast<double>(part) * 0x1p-32);
+        parts += part != 0;
       }
-      values[i] = exact ? exact_sum : static_cast<int64_t>(static_cast<double>(sum) * 0x1p32);
+      const bool in_f32 = i < sums && parts > 1;
+      if (in_f32) touched_->fetch_add(1, std::memory_order_relaxed);
+      values[i] = in_f32 ? static_cast<int64_t>(static_cast<double>(rounded) * 0x1p32) : exact;
     }
     return absl::OkStatus();
   }
@@ -221,7 +233,9 @@ class SumsRanksInF32 : public Collective {
   void Abort() override { real_->Abort(); }
 
  private:
-  std::unique_ptr<Collective> real_;
+  const std::unique_ptr<Collective> real_;
+  const size_t hidden_;
+  std::atomic<int>* const touched_;
 };
 
 TEST_P(SameBits, HarnessFailsWhenRanksAreSummedInF32) {
@@ -234,13 +248,16 @@ TEST_P(SameBits, HarnessFailsWhenRanksAreSummedInF32) {
   const std::vector<Transcript> reference = RunCell(**model, **reference_group, cell);
   cell.workers = 3;
   ThreadGroup::Options options = GroupOptions(cell, GetParam().activations);
-  options.wrap_collective = [](std::unique_ptr<Collective> real) -> std::unique_ptr<Collective> {
-    return std::make_unique<SumsRanksInF32>(std::move(real));
+  std::atomic<int> touched{0};
+  options.wrap_collective = [&](std::unique_ptr<Collective> real) -> std::unique_ptr<Collective> {
+    return std::make_unique<SumsRanksInF32>(std::move(real),
+                                            (*model)->checkpoint().config.hidden_size, &touched);
   };
   auto group = ThreadGroup::Create(**model, options);
   ASSERT_TRUE(group.ok()) << group.status();
   EXPECT_GT(CountDifferences(reference, RunCell(**model, **group, cell), cell.Name(), false),
             kRequests / 2);
+  EXPECT_GT(touched, 0);
 }
 
 // tiny-llama is BF16: both activation modes run its matrices in f32 (no integer form). The Q4_1
@@ -253,6 +270,8 @@ INSTANTIATE_TEST_SUITE_P(Models, SameBits,
                                          Subject{"TinyLlamaQ4F32", GoldenModel("gguf-Q4_1"),
                                                  internal::NumericsOptions::ACTIVATIONS_F32},
                                          Subject{"TinyLlamaQ4A16", GoldenModel("gguf-Q4_1"),
+                                                 internal::NumericsOptions::ACTIVATIONS_A16},
+                                         Subject{"TinyLlamaQ8A16", GoldenModel("gguf-Q8_0"),
                                                  internal::NumericsOptions::ACTIVATIONS_A16}),
                          [](const testing::TestParamInfo<Subject>& info) {
                            return info.param.name;

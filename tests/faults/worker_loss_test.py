@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import case_report
-from live_service import Service, Stream, golden_model, pb
+from live_service import Service, Stream, children_of, golden_model, pb
 
 STREAMS = 8
 LIMIT_S = 5.0  # the promise, not a speed: detection plus the end of every stream
@@ -96,6 +96,21 @@ class WorkerLossTest(unittest.TestCase):
 
     def test_sigstop_of_rank_1(self):
         self._lose(1, signal.SIGSTOP)
+
+    def test_worker_that_waits_for_the_others_is_left_alone(self):
+        service = Service(golden_model("tiny-llama-q"), workers=2, ready=False)
+        try:
+            end = time.monotonic() + 10
+            while len(children_of(service.process.pid).get("bitshard-worker", [])) < 2 and time.monotonic() < end:
+                time.sleep(0.002)
+            waits, stopped = children_of(service.process.pid)["bitshard-worker"]
+            os.kill(stopped, signal.SIGSTOP)
+            service.await_ready()
+            workers = children_of(service.process.pid)["bitshard-worker"]
+            self.assertIn(waits, workers, "the healthy worker was killed while it waited")
+            self.assertNotIn(stopped, workers, "the stopped worker was not replaced")
+        finally:
+            self.assertEqual(service.close(), [], "processes outlived the service")
 
     def test_kill_9_of_serve_leaves_no_process(self):
         service = Service(golden_model("tiny-llama-q"), workers=2)

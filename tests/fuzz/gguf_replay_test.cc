@@ -23,6 +23,12 @@ TEST(GgufFuzz, NoInputCrashesTheParser) {
       .Tensor("output_norm.weight", {8}, 0, std::string(32, 'x'));
   ReplayWithMutations({small.Build()}, 500, 5000);
   ReplayWithMutations({MadeLlamaGguf({})}, 200, 1000);
+  // Two ways to scale positions at once, one of them by the key of old files.
+  GgufWriter rope;
+  rope.String("general.architecture", "llama").F32("llama.rope.scale_linear", 2.0f);
+  rope.U32("llama.embedding_length", 64).U32("llama.attention.head_count", 4);
+  rope.Tensor("rope_freqs.weight", {8}, 0, std::string(32, 'x'));
+  ReplayWithMutations({rope.Build()}, 200, 1000);
   // A real file, mostly its header: metadata, tokens and merges.
   const std::string real = ReadFile(GoldenModel("gguf-Q4_1") + "/tiny-llama-q-Q4_1.gguf");
   ReplayWithMutations({real}, 50, 200);

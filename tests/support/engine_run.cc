@@ -93,7 +93,8 @@ absl::StatusOr<std::vector<Transcript>> RunThroughEngine(
       ++gate.live;
     }
     RETURN_IF_ERROR(
-        engine->Submit(requests[i], std::make_shared<TranscriptSink>(&transcripts[i], &gate)));
+        engine->Submit(requests[i], std::make_shared<TranscriptSink>(&transcripts[i], &gate))
+            .status());
   }
   {
     std::unique_lock<std::mutex> lock(gate.mu);

@@ -74,12 +74,12 @@ def alive(pid):
 class Service:
     """with Service(model, workers=2) as service: service.inference.Generate(...)"""
 
-    def __init__(self, model, workers=2, flags=(), coordinator_flags=(), worker_flags=()):
+    def __init__(self, model, workers=2, flags=(), coordinator_flags=(), worker_flags=(), host="127.0.0.1", ready=True):
         self._dir = tempfile.mkdtemp(prefix="bitshard-service-", dir=os.environ.get("TEST_TMPDIR"))
         self.log_path = os.path.join(self._dir, "log")
         ports = os.path.join(self._dir, "ports")
         command = [str(ROOT / BITSHARD), "serve", model, f"--workers={workers}", "--port=0", "--log-level=info",
-                   f"--bin-dir={self._bin_dir()}", f"--port-file={ports}", *flags]
+                   f"--bind={host}", f"--bin-dir={self._bin_dir()}", f"--port-file={ports}", *flags]
         if coordinator_flags:
             command.append("--coordinator-flags=" + ",".join(coordinator_flags))
         if worker_flags:
@@ -88,10 +88,11 @@ class Service:
             self.process = subprocess.Popen(command, stderr=log, stdout=log)
         try:
             self.ports = self._await_ports(ports)
-            self.channel = grpc.insecure_channel(f"127.0.0.1:{self.ports['port']}")
+            self.channel = grpc.insecure_channel(f"{host}:{self.ports['port']}")
             self.inference = pb_grpc.InferenceStub(self.channel)
             self.admin = pb_grpc.AdminStub(grpc.insecure_channel(f"127.0.0.1:{self.ports['admin_port']}"))
-            self.await_ready()
+            if ready:
+                self.await_ready()
         except BaseException:
             self.close()
             raise

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/base/math.h"
@@ -16,19 +17,16 @@
 
 namespace bitshard {
 
-// Token ids by logit descending, id ascending; those without probability left out.
+// Token ids by logit descending, id ascending.
 inline std::vector<uint32_t> ReferenceOrder(const std::vector<float>& logits) {
-  std::vector<uint32_t> order;
-  for (uint32_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] != -std::numeric_limits<float>::infinity()) order.push_back(i);
-  }
+  std::vector<uint32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return logits[a] > logits[b]; });
   return order;
 }
 
-// The tokens that may be drawn, best first. REQUIRES: temperature > 0, logits finite or -inf, not
-// all -inf.
+// The tokens that may be drawn, best first. REQUIRES: temperature > 0, logits finite.
 inline std::vector<uint32_t> ReferenceKept(const std::vector<float>& logits,
                                            const SampleParams& p) {
   std::vector<uint32_t> kept = ReferenceOrder(logits);
@@ -56,11 +54,9 @@ inline std::vector<uint32_t> ReferenceKept(const std::vector<float>& logits,
 inline SampleOutput ReferenceSample(const std::vector<float>& logits, const SampleRow& row) {
   SampleOutput out;
   const SampleParams& p = row.params;
-  const std::vector<uint32_t> order = ReferenceOrder(logits);
-  out.non_finite = order.empty();
-  for (float x : logits)
-    out.non_finite |= std::isnan(x) || x == std::numeric_limits<float>::infinity();
+  for (float x : logits) out.non_finite |= !std::isfinite(x);
   if (out.non_finite) return out;
+  const std::vector<uint32_t> order = ReferenceOrder(logits);
 
   if (p.temperature <= 0) {
     out.token = order[0];

@@ -1,7 +1,13 @@
 #include "worker/machine.h"
 
+#include <algorithm>
+#include <string>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/reflection.h"
 #include <gtest/gtest.h>
 
+#include "kernels/base/thread_pool.h"
 #include "worker/options.h"
 
 namespace bitshard {
@@ -26,6 +32,30 @@ TEST(ParseMemory, RefusesWhatIsNoAmount) {
   for (const char* text : {"", "GiB", "-1", "0", "nan", "inf", "1e40", "5 apples"}) {
     EXPECT_FALSE(ParseMemory(text, 1000).ok()) << text;
   }
+}
+
+void Set(const std::string& flag, const std::string& value) {
+  std::string error;
+  absl::CommandLineFlag* found = absl::FindCommandLineFlag(flag);
+  ASSERT_NE(found, nullptr) << flag;
+  ASSERT_TRUE(found->ParseFrom(value, &error)) << error;
+}
+
+TEST(WorkerOptions, ThreadsAreAsManyAsAPoolTakes) {
+  absl::FlagSaver saver;
+  Set("coordinator", "localhost:7070");
+  Set("threads", "300");
+  const absl::Status status = WorkerOptionsFromFlags().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("--threads=300: 1 to 255"), std::string::npos) << status;
+  Set("threads", "255");
+  const auto most = WorkerOptionsFromFlags();
+  ASSERT_TRUE(most.ok()) << most.status();
+  EXPECT_EQ(ThreadPool(most->threads).threads(), 255);
+  Set("threads", "0");
+  const auto share = WorkerOptionsFromFlags();
+  ASSERT_TRUE(share.ok()) << share.status();
+  EXPECT_EQ(share->threads, std::min(AvailableCpus(), 255));
 }
 
 }  // namespace

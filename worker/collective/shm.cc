@@ -61,6 +61,17 @@ std::vector<int> NotJoined(const ShmView& view) {
   return missing;
 }
 
+// Those that never came or, when all have, those that died since. In this order: who gave up just
+// before us is not to blame while somebody never came.
+std::vector<int> Absent(const ShmSegment& segment) {
+  std::vector<int> absent = NotJoined(segment.view());
+  if (!absent.empty()) return absent;
+  for (int r = 0; r < segment.view().world(); ++r) {
+    if (!segment.Alive(r)) absent.push_back(r);
+  }
+  return absent;
+}
+
 // Sleeps until `word` differs from `seen`, a coarse while has passed or the deadline is there.
 void Doze(std::atomic<uint32_t>& word, uint32_t seen, absl::Time deadline) {
   const int64_t left_ns = absl::ToInt64Nanoseconds(deadline - absl::Now());
@@ -86,13 +97,17 @@ absl::StatusOr<std::unique_ptr<Collective>> JoinAsFirst(const Ticket& ticket) {
   ShmHeader& header = segment->view().header();
   Join(*segment, 0);
   for (;;) {
+    // Arrivals; a rank that died and was started again is more than one of them.
     const uint32_t joined = header.joined.load(std::memory_order_seq_cst);
-    if (joined >= static_cast<uint32_t>(ticket.world)) break;
+    const std::vector<int> absent = Absent(*segment);
+    if (absent.empty()) break;
     if (Over(ticket)) {
+      // So that the others name the same ranks.
+      for (int r : absent) segment->view().line(r).joined.store(0, std::memory_order_release);
       header.end.store(static_cast<uint32_t>(ShmEnd::kJoinFailed) << 16, std::memory_order_seq_cst);
       FutexWakeAll(header.ready);
       segment->Unlink();
-      return Missing(ticket, NotJoined(segment->view()));
+      return Missing(ticket, absent);
     }
     Doze(header.joined, joined, ticket.deadline);
   }
@@ -128,7 +143,7 @@ absl::StatusOr<std::unique_ptr<Collective>> JoinAsOther(const Ticket& ticket) {
       if (header.end.load(std::memory_order_seq_cst) != 0)
         return Missing(ticket, NotJoined(segment->view()));
       if (!segment->Alive(0)) break;
-      if (Over(ticket)) return Missing(ticket, NotJoined(segment->view()));
+      if (Over(ticket)) return Missing(ticket, Absent(*segment));
       Doze(header.ready, 0, ticket.deadline);
     }
     if (header.ready.load(std::memory_order_seq_cst) != 0)

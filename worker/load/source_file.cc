@@ -17,7 +17,8 @@
 namespace bitshard {
 
 absl::StatusOr<SourceFile> SourceFile::Open(const std::string& path, uint64_t expected_bytes) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: a FIFO of this name must not hang the open; it means nothing for regular files.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     const int error = errno;
     const std::string message =

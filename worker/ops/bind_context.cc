@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/checked_math.h"
 #include "kernels/base/status_macros.h"
 
 namespace bitshard {
@@ -63,8 +64,8 @@ absl::StatusOr<std::unique_ptr<BindContext>> BindContext::Create(
   ASSIGN_OR_RETURN(context->plan_,
                    PlanBuffers(graph, static_cast<uint64_t>(options.max_step_tokens),
                                static_cast<uint64_t>(options.max_outputs)));
+  RETURN_IF_ERROR(context->Claim(context->plan_.arena_bytes));
   context->arena_ = Buffer(context->plan_.arena_bytes);
-  context->workspace_bytes_ = context->plan_.arena_bytes;
   context->cache_layers_.resize(graph.kv_layers());
   context->has_cache_layer_.resize(graph.kv_layers(), false);
   return context;
@@ -132,17 +133,18 @@ absl::StatusOr<const std::vector<float>*> BindContext::Vector(uint32_t weight,
   return &vectors_[weight];
 }
 
-SharedInput* BindContext::ShareInput(uint32_t value, int64_t rows, int64_t cols,
-                                     int64_t segment_cols, bool* leader) {
+absl::StatusOr<SharedInput*> BindContext::ShareInput(uint32_t value, int64_t rows, int64_t cols,
+                                                     int64_t segment_cols, bool* leader) {
   *leader = !group_.open || group_.value != value || group_.segment_cols != segment_cols;
   if (*leader) {
-    prepared_.Reserve(rows, cols, segment_cols);
-    const uint64_t bytes =
-        static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * kPreparedBytes;
-    if (bytes > prepared_bytes_) {
-      workspace_bytes_ += bytes - prepared_bytes_;
-      prepared_bytes_ = bytes;
+    const std::optional<uint64_t> bytes =
+        CheckedProduct({static_cast<uint64_t>(rows),
+                        RoundUp(static_cast<uint64_t>(cols), kActivationGroup), kPreparedBytes});
+    if (!bytes.has_value() || *bytes > prepared_bytes_) {
+      RETURN_IF_ERROR(Claim(bytes.has_value() ? std::optional(*bytes - prepared_bytes_) : bytes));
+      prepared_bytes_ = *bytes;
     }
+    prepared_.Reserve(rows, cols, segment_cols);
     shared_inputs_.push_back({&prepared_, 0});
     group_ = {value, segment_cols, true};
   }
@@ -179,10 +181,27 @@ absl::StatusOr<const RopeTable*> BindContext::Rope(const RopeConfig& config) {
   return &ropes_.back().table;
 }
 
-uint8_t* BindContext::Scratch(uint64_t bytes) {
-  scratch_.emplace_back(bytes);
-  workspace_bytes_ += bytes;
-  return scratch_.back().data();
+absl::StatusOr<float*> BindContext::Scratch(int64_t rows, int64_t width) {
+  const std::optional<uint64_t> bytes = CheckedProduct(
+      {static_cast<uint64_t>(rows), static_cast<uint64_t>(width), uint64_t{sizeof(float)}});
+  RETURN_IF_ERROR(Claim(bytes));
+  scratch_.emplace_back(*bytes);
+  return scratch_.back().as<float>();
+}
+
+absl::Status BindContext::Claim(std::optional<uint64_t> bytes) {
+  const std::optional<uint64_t> total =
+      bytes.has_value() ? CheckedAdd(workspace_bytes_, *bytes) : std::nullopt;
+  if (!total.has_value() || *total > options_.max_workspace_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "buffers for steps of ", options_.max_step_tokens, " tokens need ",
+        total.has_value() ? absl::StrCat("at least ", *total) : "more than 2^64", " bytes, ",
+        options_.max_workspace_bytes,
+        " are left beside weights and slots; raise this worker's --memory, lower the coordinator's "
+        "--token-budget, --max-running or --max-context, or use more workers"));
+  }
+  workspace_bytes_ = *total;
+  return absl::OkStatus();
 }
 
 }  // namespace bitshard

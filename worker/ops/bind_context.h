@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -55,11 +57,14 @@ class BindContext {
     int64_t max_step_tokens = 0;
     int64_t max_outputs = 0;  // sampled tokens in a step
     uint32_t world = 1;
+    // Most that workspace_bytes() may become.
+    uint64_t max_workspace_bytes = std::numeric_limits<uint64_t>::max();
     LogitsTap logits_tap;
   };
 
   // `matrices` and `vectors` are indexed like graph.weights; all outlive the context.
-  // INVALID_ARGUMENT when the values of the graph do not fit together.
+  // INVALID_ARGUMENT when the values of the graph do not fit together, RESOURCE_EXHAUSTED when they
+  // alone pass the budget.
   static absl::StatusOr<std::unique_ptr<BindContext>> Create(
       const internal::ModelGraph& graph, const std::vector<PackedMatrix>& matrices,
       const std::vector<std::vector<float>>& vectors, const Options& options);
@@ -89,8 +94,8 @@ class BindContext {
 
   // Called by Linear (and LmHead) in graph order. `leader` is set for the first of a group that
   // shares its input: it must call Prepare.
-  SharedInput* ShareInput(uint32_t value, int64_t rows, int64_t cols, int64_t segment_cols,
-                          bool* leader);
+  absl::StatusOr<SharedInput*> ShareInput(uint32_t value, int64_t rows, int64_t cols,
+                                          int64_t segment_cols, bool* leader);
 
   absl::StatusOr<SharedAttention*> Attention(const AttentionConfig& config);
   // Says which layout the cache layer has; every layer once.
@@ -100,8 +105,8 @@ class BindContext {
 
   absl::StatusOr<const RopeTable*> Rope(const RopeConfig& config);
 
-  // Zeroed, 64-byte aligned, for the life of the context.
-  uint8_t* Scratch(uint64_t bytes);
+  // For `rows` x `width` floats; zeroed, 64-byte aligned, for the life of the context.
+  absl::StatusOr<float*> Scratch(int64_t rows, int64_t width);
 
   // Of values, prepared activations and scratch; about.
   uint64_t workspace_bytes() const { return workspace_bytes_; }
@@ -110,6 +115,9 @@ class BindContext {
   BindContext(const internal::ModelGraph& graph, const std::vector<PackedMatrix>& matrices,
               const std::vector<std::vector<float>>& vectors, const Options& options)
       : graph_(graph), matrices_(matrices), vectors_(vectors), options_(options) {}
+  // Before anything is allocated: RESOURCE_EXHAUSTED, with what is needed and what to change, when
+  // it does not fit into the budget with all that was claimed before. No value: it overflowed.
+  absl::Status Claim(std::optional<uint64_t> bytes);
   uint8_t* Memory(uint32_t value) { return arena_.data() + plan_.offsets[value]; }
 
   const internal::ModelGraph& graph_;

@@ -52,6 +52,10 @@ absl::StatusOr<uint64_t> ValueBytes(const Value& value, bool is_logits, uint64_t
   return RoundUp(*bytes, kAlignment);
 }
 
+bool IsIntegers(const Value& value) {
+  return value.type() == Value::SEGMENT_SUM || value.type() == Value::RAW_BITS;
+}
+
 bool MayWriteOverFirstInput(const Node& node) {
   return node.has_rope() || node.has_gated_act() || node.has_residual_add();
 }
@@ -92,6 +96,7 @@ class Planner {
                                                          " reads value ", value,
                                                          ", which no earlier node writes"));
         }
+        RETURN_IF_ERROR(CheckReader(node, value));
         lives_[value].last = n;
       }
       for (uint32_t value : node.outputs()) {
@@ -105,6 +110,33 @@ class Planner {
                                     max_step_tokens_, max_outputs_));
         lives_[value].first = lives_[value].last = n;
       }
+    }
+    for (size_t v = 0; v < lives_.size(); ++v) {
+      const Life& life = lives_[v];
+      if (life.first >= 0 && life.last == life.first &&
+          IsIntegers(graph_.values(static_cast<int>(v)))) {
+        return absl::InvalidArgumentError(absl::StrCat("graph: node ",
+                                                       graph_.nodes(life.first).name(),
+                                                       " writes sums that no AllReduce reads"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // What the value's rows and memory allow; its readers so far are up to `last`.
+  absl::Status CheckReader(const Node& node, uint32_t value) const {
+    if (node.op_case() == Node::OP_NOT_SET) return absl::OkStatus();  // its binding says what it is
+    const Life& life = lives_[value];
+    if (graph_.nodes(life.first).has_lm_head() && !node.has_sample()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("graph: node ", node.name(), " reads value ", value,
+                       ", logits of the sampled tokens alone; only Sample may"));
+    }
+    if (!IsIntegers(graph_.values(static_cast<int>(value)))) return absl::OkStatus();
+    if (!node.has_all_reduce() || life.last != life.first) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "graph: node ", node.name(), " reads value ", value, ", sums of this rank alone; ",
+          node.has_all_reduce() ? "another AllReduce has changed them" : "only AllReduce may"));
     }
     return absl::OkStatus();
   }

@@ -17,8 +17,9 @@ struct BufferPlan {
 };
 
 // INVALID_ARGUMENT on a graph whose nodes read values that nothing has written, write a value
-// twice, or name values that do not exist. `max_outputs`: rows of a logits value (the output of
-// LmHead); all others have max_step_tokens.
+// twice, or name values that do not exist; whose logits are read by another node than Sample; or
+// whose integer sums are not read by one AllReduce, which changes them. `max_outputs`: rows of a
+// logits value (the output of LmHead); all others have max_step_tokens.
 absl::StatusOr<BufferPlan> PlanBuffers(const internal::ModelGraph& graph, uint64_t max_step_tokens,
                                        uint64_t max_outputs);
 

@@ -142,8 +142,8 @@ absl::StatusOr<std::unique_ptr<Op>> BindLinear(const Node& node, BindContext& bi
   input.cols = cols;
   input.segment_cols = segment_cols;
   input.isa = bind.options().isa;
-  input.shared =
-      bind.ShareInput(x, bind.options().max_step_tokens, cols, segment_cols, &input.leader);
+  ASSIGN_OR_RETURN(input.shared, bind.ShareInput(x, bind.options().max_step_tokens, cols,
+                                                 segment_cols, &input.leader));
   input.shared->forms |= linear.forms();
   if (segmented) {
     return std::make_unique<RowParallel>(std::move(linear), input, rows, bind.i64(y));

@@ -124,18 +124,15 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
                                        /*segments_total=*/1, options.isa));
     linear = std::make_unique<BoundLinear>(std::move(bound));
     bool leader = false;  // always prepares: its input is gathered
-    shared = bind.ShareInput(logits, outputs, hidden, /*segment_cols=*/0, &leader);
+    ASSIGN_OR_RETURN(shared, bind.ShareInput(logits, outputs, hidden, /*segment_cols=*/0, &leader));
   }
   LmHead::Buffers buffers;
   buffers.x = bind.f32(x);
   buffers.hidden = hidden;
   buffers.logits = bind.f32(logits);
-  const uint64_t float_rows = static_cast<uint64_t>(outputs) * sizeof(float);
-  buffers.gathered =
-      reinterpret_cast<float*>(bind.Scratch(float_rows * static_cast<uint64_t>(hidden)));
+  ASSIGN_OR_RETURN(buffers.gathered, bind.Scratch(outputs, hidden));
   if (options.logits_tap) {
-    buffers.scores = reinterpret_cast<float*>(bind.Scratch(
-        kScoreTokens * sizeof(float) * static_cast<uint64_t>(std::max<int64_t>(1, rows))));
+    ASSIGN_OR_RETURN(buffers.scores, bind.Scratch(kScoreTokens, std::max<int64_t>(1, rows)));
   }
   return std::make_unique<LmHead>(std::move(linear), shared, rows, options.isa, buffers,
                                   options.logits_tap);

@@ -47,6 +47,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
       options.local_vocab == 0 ? 0 : static_cast<uint32_t>(head->lm_head().vocab_begin());
   options.max_outputs = static_cast<int>(bind.options().max_outputs);
   options.world = static_cast<int>(bind.options().world);
+  options.isa = bind.options().isa;
+  options.pool = bind.options().pool;
   ASSIGN_OR_RETURN(std::unique_ptr<Sampler> sampler, Sampler::Bind(options));
   return std::make_unique<Sample>(std::move(sampler), bind.f32(node.inputs(0)),
                                   options.local_vocab);

@@ -43,14 +43,14 @@ RowSummary SummarizeRow(const float* logits, uint32_t begin, size_t count, float
       int bad_lanes[kLanes] = {};
       for (int i = 0; i < kUnit; i += kLanes) {
         for (int j = 0; j < kLanes; ++j) {
-          bad_lanes[j] |= x[i + j] < kInf ? 0 : 1;  // NaN compares false
+          bad_lanes[j] |= std::fabs(x[i + j]) < kInf ? 0 : 1;  // NaN compares false
           lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
         }
       }
       for (int j = 0; j < kLanes; ++j) bad |= bad_lanes[j];
     } else {
       for (size_t i = first; i < last; ++i) {
-        bad |= logits[i] < kInf ? 0 : 1;
+        bad |= std::fabs(logits[i]) < kInf ? 0 : 1;
         lanes[0] = logits[i] > lanes[0] ? logits[i] : lanes[0];
       }
     }
@@ -77,7 +77,7 @@ size_t TopTokens(const LogitsRow& row, absl::Span<uint64_t> scratch, absl::Span<
   CHECK(scratch.size() >= 2 * n) << scratch.size() << " for " << n;
   uint64_t* const pool = scratch.data();
   size_t size = 0;
-  uint64_t threshold = TokenKey(-kInf, 0);  // all tokens of probability 0 are at or below it
+  uint64_t threshold = TokenKey(-kInf, 0);  // below all tokens
   float threshold_logit = -kInf;
   const auto shrink = [&] {
     if (size <= n) return;
@@ -149,7 +149,7 @@ void AddHistogram(const LogitsRow& row, const Scale& scale, uint32_t prefix, int
     int64_t n = 0;
     for (size_t i = first; i < last; ++i) {
       const uint32_t s = SortableLogit(row.logits[i]);
-      if (prefix_of(s) != prefix || row.logits[i] == -kInf) continue;
+      if (prefix_of(s) != prefix) continue;
       t[n] = Exponent(row.logits[i], scale.max, scale.temperature);
       bin[n] = (s >> shift) & mask;
       if (t[n] >= scale.floor) ++n;
@@ -179,7 +179,7 @@ Draw DrawFromRow(const LogitsRow& row, const Kept& kept, const NoiseKey& noise) 
     const float x = row.logits[i];
     if (kept.boundary != 0 && x <= boundary_logit && (x < boundary_logit || i >= ties_end))
       return false;
-    return x != -kInf && Exponent(x, kept.scale.max, kept.scale.temperature) >= kept.scale.floor;
+    return Exponent(x, kept.scale.max, kept.scale.temperature) >= kept.scale.floor;
   };
   const auto visit = [&](size_t u) {
     if (row.unit_max[u] / temperature + kGumbelMost < best.score) return;

@@ -32,14 +32,14 @@ struct LogitsRow {
 struct RowSummary {
   float max = -std::numeric_limits<float>::infinity();
   uint32_t token = kNoToken;  // the lowest with the maximum
-  bool bad = false;           // a NaN or +inf
+  bool bad = false;           // some logit is not finite
 };
 
 // Also fills unit_max[0 .. ceil(count / kUnit)); what it says of a bad row has no meaning.
 RowSummary SummarizeRow(const float* logits, uint32_t begin, size_t count, float* unit_max);
 
 // The first out.size() tokens of the order, as descending token keys (token_order.h); fewer when
-// fewer have a probability. `scratch` has at least 2 * out.size() entries, more is faster. Returns
+// the row has fewer. `scratch` has at least 2 * out.size() entries, more is faster. Returns
 // how many.
 size_t TopTokens(const LogitsRow& row, absl::Span<uint64_t> scratch, absl::Span<uint64_t> out);
 

@@ -215,12 +215,12 @@ absl::Status Sampler::Merge(size_t row, const SampleRow& params, SampleOutput& o
     }
     s.winner.Offer(header.draw.score, header.draw.logit, header.draw.token);
   }
-  if (best == kNoToken) out.non_finite = true;  // nothing but -inf
   if (out.non_finite) {
     s.done = true;
     s.wants_raw_sum = false;
     return absl::OkStatus();
   }
+  if (best == kNoToken) return absl::InternalError("sampler: no rank holds any of the vocabulary");
   RETURN_IF_ERROR(MergeCandidates(row));
   s.done = s.filter != Filter::kPrefix;
   if (s.filter == Filter::kGreedy) s.winner = {.score = 0, .logit = s.max, .token = best};

@@ -46,13 +46,13 @@ struct SampleOutput {
     float logprob = 0;
   };
 
-  // A NaN or +inf among the logits, or nothing but -inf: then there is no token (kNoToken) and
+  // Some logit of a real token is a NaN or an infinity: then there is no token (kNoToken) and
   // nothing else is set.
   bool non_finite = false;
   uint32_t token = kNoToken;
   float logprob = 0;  // with want_logprob or top_logprobs
-  // By logit descending, id ascending; params.top_logprobs of them, fewer if fewer tokens have a
-  // probability.
+  // By logit descending, id ascending; params.top_logprobs of them, fewer if the vocabulary has
+  // fewer.
   int n_top = 0;
   std::array<TopLogprob, kMaxTopLogprobs> top;
 };
@@ -107,7 +107,7 @@ class Sampler {
     float max;
     absl::Span<const uint64_t> merged;  // the first tokens of the order over all ranks, certain
     size_t above_floor;                 // how many of them min-p keeps
-    bool all_merged;                    // no other token has a probability
+    bool all_merged;                    // there is no other token
     int64_t raw_sum, mass;
     int64_t target;
     Kept kept;

@@ -27,9 +27,10 @@ SlotTable::SlotTable(const SlotLimits& limits)
   }
 }
 
-uint64_t SlotTable::bytes() const {
-  const uint64_t tokens = uint64_t{limits_.context_tokens} * sizeof(int32_t);
-  return slots_.size() * (tokens + uint64_t{max_blocks_} * sizeof(uint32_t) + sizeof(Slot));
+uint64_t SlotTable::Bytes(const SlotLimits& limits) {
+  const uint64_t tokens = uint64_t{limits.context_tokens} * sizeof(int32_t);
+  const uint64_t blocks = CeilDiv(limits.context_tokens, limits.block_tokens) * sizeof(uint32_t);
+  return limits.max_slots * (tokens + blocks + sizeof(Slot));
 }
 
 void SlotTable::Reset(uint32_t cache_blocks) {

@@ -41,6 +41,9 @@ class SlotTable {
  public:
   explicit SlotTable(const SlotLimits& limits);
 
+  // What a table with these limits reserves.
+  static uint64_t Bytes(const SlotLimits& limits);
+
   // Forgets all sequences. `cache_blocks`: block ids are below it.
   void Reset(uint32_t cache_blocks);
 
@@ -55,7 +58,6 @@ class SlotTable {
   Slot& slot(uint32_t i) { return slots_[i]; }
   const Slot& slot(uint32_t i) const { return slots_[i]; }
   const SlotLimits& limits() const { return limits_; }
-  uint64_t bytes() const;  // reserved
 
  private:
   absl::Status CheckNewSequence(const internal::NewSequence& sequence) const;

@@ -168,7 +168,7 @@ class StepRunnerImpl final : public StepRunner {
     return KvCache::BytesPerBlock(graph_->context().cache_layers());
   }
   uint64_t WorkspaceBytes() const override {
-    return graph_->context().workspace_bytes() + slots_.bytes();
+    return graph_->context().workspace_bytes() + SlotTable::Bytes(slots_.limits());
   }
 
  private:
@@ -232,7 +232,16 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Bind(
     const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
     const Options& options) {
   CHECK(options.pool != nullptr && weights != nullptr);
-  ASSIGN_OR_RETURN(const BindContext::Options bind, BindOptions(plan, options));
+  ASSIGN_OR_RETURN(BindContext::Options bind, BindOptions(plan, options));
+  const uint64_t slots = SlotTable::Bytes(Limits(plan.graph(), options.numerics));
+  if (slots > options.max_workspace_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        options.numerics.max_slots(), " slots for sequences of ", plan.graph().context_length(),
+        " tokens need ", slots, " bytes, ", options.max_workspace_bytes,
+        " are left beside the weights; raise this worker's --memory, or lower the coordinator's "
+        "--max-running or --max-context"));
+  }
+  bind.max_workspace_bytes = options.max_workspace_bytes - slots;
   ASSIGN_OR_RETURN(std::unique_ptr<BoundGraph> graph,
                    BoundGraph::Bind(plan.graph(), std::move(weights), bind));
   return std::make_unique<StepRunnerImpl>(plan, std::move(graph), options);

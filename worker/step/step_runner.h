@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,6 +43,8 @@ class StepRunner {
     internal::NumericsOptions numerics;
     Isa isa = BestIsa();         // forced by tests, also different ones on the ranks of a group
     ThreadPool* pool = nullptr;  // outlives the runner
+    // Most that WorkspaceBytes() may become: what memory is left beside the weights.
+    uint64_t max_workspace_bytes = std::numeric_limits<uint64_t>::max();
     // For tests and the harness: called on the step thread with this rank's logits of one output
     // position. [local vocabulary]; vocab_begin is in the graph's lm_head node.
     std::function<void(uint32_t slot, uint32_t position, absl::Span<const float> logits)>
@@ -49,7 +52,7 @@ class StepRunner {
   };
 
   // Chooses kernels and buffers, checks every node and shape. UNIMPLEMENTED names a node kind it
-  // does not know.
+  // does not know, RESOURCE_EXHAUSTED says how much memory the buffers need.
   static absl::StatusOr<std::unique_ptr<StepRunner>> Bind(
       const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
       const Options& options);

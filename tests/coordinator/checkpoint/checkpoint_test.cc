@@ -1,6 +1,7 @@
 // OpenCheckpoint on the fixtures, and on what people give by mistake.
 #include "coordinator/checkpoint/checkpoint.h"
 
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <sys/stat.h>
@@ -133,6 +134,18 @@ TEST(Checkpoint, TheDigestChangesWithTheConfigAndNotWithTheFolder) {
   std::string config = ReadFile(folder + "/config.json");
   config.replace(config.find("1e-05"), 5, "1e-06");
   WriteFile(folder + "/config.json", config);
+  EXPECT_NE(before, OpenCheckpoint(folder)->model_digest());
+}
+
+TEST(Checkpoint, DigestTellsFineTunesApart) {
+  const std::string folder = CopyOfTinyLlamaQ();
+  const std::string before = OpenCheckpoint(folder)->model_digest();
+  // Same names, shapes, sizes and places; every weight another.
+  std::string weights = ReadFile(folder + "/model.safetensors");
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, weights.data(), sizeof header_bytes);
+  for (size_t i = 8 + header_bytes; i < weights.size(); i += 2) weights[i] ^= 1;
+  WriteFile(folder + "/model.safetensors", weights);
   EXPECT_NE(before, OpenCheckpoint(folder)->model_digest());
 }
 

@@ -88,6 +88,12 @@ TEST_F(GgufConfig, RopeDivisorsAreATensor) {
   ExpectError(absl::StatusCode::kUnimplemented, "together with rope scaling 'linear'");
 }
 
+TEST_F(GgufConfig, RopeDivisorsBesideTheOldLinearKeyAreRefused) {
+  AddTensor(kGgufRopeDivisors);
+  Set("llama.rope.scale_linear", 2.0);
+  ExpectError(absl::StatusCode::kUnimplemented, "together with rope scaling 'linear'");
+}
+
 TEST_F(GgufConfig, UnknownRopeScalingIsRefusedWithTheKnownOnes) {
   Set("llama.rope.scaling.type", std::string("longrope"));
   ExpectError(absl::StatusCode::kUnimplemented,

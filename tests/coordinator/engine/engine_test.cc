@@ -45,8 +45,8 @@ class EngineTest : public testing::Test {
   }
   std::shared_ptr<RecordingSink> Send(const GenerateRequest& request) {
     auto sink = std::make_shared<RecordingSink>();
-    const absl::Status status = engine_->Submit(request, sink);
-    EXPECT_TRUE(status.ok()) << status;
+    const absl::StatusOr<RequestHandle> handle = engine_->Submit(request, sink);
+    EXPECT_TRUE(handle.ok()) << handle.status();
     return sink;
   }
 
@@ -73,7 +73,7 @@ TEST_F(EngineTest, GroupThatIsStillFormingIsUnavailable) {
   group.ready_at_start = false;
   StartEngine({}, group);
   const absl::Status status =
-      engine_->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>());
+      engine_->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ErrorReason(status), std::string(kReasonGroupNotReady));
   executor_->MakeReady();
@@ -84,32 +84,50 @@ TEST_F(EngineTest, GroupThatIsStillFormingIsUnavailable) {
 TEST_F(EngineTest, EngineThatWasNeverStartedRefusesDrainsAndStops) {
   FakeExecutor executor({});
   const auto engine = Engine::Create({}, tokenizer_.get(), &executor, &metrics_);
-  EXPECT_EQ(engine->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>()).code(),
+  EXPECT_EQ(engine->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>()).status().code(),
             absl::StatusCode::kUnavailable);
   engine->Drain(absl::Seconds(1));
   engine->Stop();
 }
 
-TEST_F(EngineTest, CancelOfARequestWhoseStepHangsEndsItAtOnce) {
+TEST_F(EngineTest, AbortOfARequestWhoseStepHangsEndsItAtOnce) {
   StartEngine();
   executor_->Hold();
   const auto sink = Send(Request("a", 20, 10));
   executor_->AwaitPlans(1);
-  engine_->Cancel("", "a");
+  engine_->Abort("", "a");
   EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(engine_->Stats().blocks_used, 0u);
-  engine_->Cancel("", "a");
-  engine_->Cancel("nobody", "b");
+  engine_->Abort("", "a");
+  engine_->Abort("nobody", "b");
   executor_->Release();
 }
 
-TEST_F(EngineTest, CancelOfAnotherCallerDoesNothing) {
+TEST_F(EngineTest, AbortByAnotherCallerDoesNothing) {
   StartEngine();
   executor_->Hold();
   const auto sink = Send(Request("a", 20, 3));
-  engine_->Cancel("mallory", "a");
+  engine_->Abort("mallory", "a");
   executor_->Release();
   EXPECT_TRUE(sink->AwaitEnd().status.ok());
+}
+
+TEST_F(EngineTest, CancelReachesItsOwnRequestAndNoLaterOneOfTheSameName) {
+  StartEngine();
+  const auto old_sink = std::make_shared<RecordingSink>();
+  const auto old_handle = engine_->Submit(Request("a", 20, 1), old_sink);
+  ASSERT_TRUE(old_handle.ok()) << old_handle.status();
+  EXPECT_TRUE(old_sink->AwaitEnd().status.ok());
+  executor_->Hold();
+  const auto kept = Send(Request("a", 20, 10));
+  const auto left = std::make_shared<RecordingSink>();
+  const auto handle = engine_->Submit(Request("b", 20, 10), left);
+  ASSERT_TRUE(handle.ok()) << handle.status();
+  engine_->Cancel(*old_handle);
+  engine_->Cancel(*handle);  // the engine gets to it after the one before
+  EXPECT_EQ(left->AwaitEnd().status.code(), absl::StatusCode::kCancelled);
+  executor_->Release();
+  EXPECT_TRUE(kept->AwaitEnd().status.ok());
 }
 
 TEST_F(EngineTest, DeadlineFiresThoughNothingElseHappens) {
@@ -151,7 +169,7 @@ TEST_F(EngineTest, LostGroupEndsEveryStreamAndANewOneServesAgain) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_NE(status.message().find("rank 1"), absl::string_view::npos) << status;
   }
-  EXPECT_EQ(engine_->Submit(Request("x", 1, 1), std::make_shared<RecordingSink>()).code(),
+  EXPECT_EQ(engine_->Submit(Request("x", 1, 1), std::make_shared<RecordingSink>()).status().code(),
             absl::StatusCode::kUnavailable);
   executor_->Release();
   executor_->MakeReady();
@@ -169,7 +187,7 @@ TEST_F(EngineTest, DrainLetsLiveRequestsFinishAndTakesNoNewOnes) {
   absl::Status status;
   for (int i = 0; status.ok(); ++i) {
     auto next = std::make_shared<RecordingSink>();
-    status = engine_->Submit(Request("b" + std::to_string(i), 1, 1), next);
+    status = engine_->Submit(Request("b" + std::to_string(i), 1, 1), next).status();
     if (status.code() == absl::StatusCode::kResourceExhausted)
       status = absl::OkStatus();
     else if (status.ok())
@@ -192,13 +210,23 @@ TEST_F(EngineTest, DrainEndsWhatDoesNotFinishInTime) {
   EXPECT_EQ(ErrorReason(status), std::string(kReasonDraining));
 }
 
+TEST_F(EngineTest, AShorterDrainEndsALongerOneToo) {
+  StartEngine();
+  executor_->Hold();
+  const auto sink = Send(Request("a", 10, 10));
+  std::thread longer([&] { engine_->Drain(absl::Hours(24)); });
+  engine_->Drain(absl::Milliseconds(10));
+  longer.join();
+  EXPECT_EQ(ErrorReason(sink->AwaitEnd().status), std::string(kReasonDraining));
+}
+
 TEST_F(EngineTest, StopEndsEverything) {
   StartEngine();
   executor_->Hold();
   const auto sink = Send(Request("a", 10, 10));
   engine_->Stop();
   EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(engine_->Submit(Request("b", 1, 1), std::make_shared<RecordingSink>()).code(),
+  EXPECT_EQ(engine_->Submit(Request("b", 1, 1), std::make_shared<RecordingSink>()).status().code(),
             absl::StatusCode::kUnavailable);
   engine_->Stop();
 }
@@ -244,10 +272,12 @@ TEST_F(EngineTest, NothingIsLostUnderConcurrentCallersAndLostGroups) {
         if (random() % 4 == 0)
           request.deadline = absl::Now() + absl::Microseconds(random() % 20000);
         auto sink = std::make_shared<RecordingSink>();
-        if (engine_->Submit(request, sink).ok()) {
+        const absl::StatusOr<RequestHandle> handle = engine_->Submit(request, sink);
+        if (handle.ok()) {
           ++accepted;
           sinks[caller].push_back(sink);
-          if (random() % 3 == 0) engine_->Cancel(name, request.request_id);
+          if (random() % 3 == 0) engine_->Cancel(*handle);
+          if (random() % 8 == 0) engine_->Abort(name, request.request_id);
           if (random() % 4 == 0) sink->AwaitTokens(3);
         } else {
           ++refused;

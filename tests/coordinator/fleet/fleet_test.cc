@@ -2,6 +2,7 @@
 
 #include "coordinator/fleet/fleet.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -9,15 +10,30 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include <grpcpp/grpcpp.h>
 
 #include "proto/worker.grpc.pb.h"
 #include "tests/coordinator/fleet/group_harness.h"
+
+namespace {
+std::atomic<int64_t> wall_clock_step_s = 0;
+}  // namespace
+
+// In front of libc's: a wall clock that a test can set.
+extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const int result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  if (result == 0 && clock == CLOCK_REALTIME) time->tv_sec += wall_clock_step_s.load();
+  return result;
+}
 
 namespace bitshard {
 namespace {
@@ -88,6 +104,11 @@ class ScriptedWorker {
       if (!message.has_heartbeat()) return message;
     }
     return std::nullopt;
+  }
+  void HearHeartbeat() {
+    internal::CoordinatorMessage message;
+    while (stream_->Read(&message) && !message.has_heartbeat()) {
+    }
   }
   void Answer(const internal::StepPlan& plan) {
     Say([&](auto& m) {
@@ -217,6 +238,23 @@ TEST(Fleet, ADeadWorkersStreamEndsTheEpochAndAReplacementJoins) {
   BringUp({&a, &c});
   EXPECT_EQ(listener.Next(), "ready 2/2");
   EXPECT_NE(a.rank(), c.rank());
+  fleet->Stop();
+}
+
+TEST(Fleet, HeartbeatsGoOnWhenTheWallClockIsSetBack) {
+  const auto fleet = Listen(2);
+  Listener listener;
+  fleet->Start(&listener);
+  ScriptedWorker a(fleet->port(), 1);
+  a.Register();
+  a.HearHeartbeat();
+  const absl::Time before = absl::Now();
+  wall_clock_step_s = -3600;
+  // Abseil counts cycles in between and looks at the clock every few seconds.
+  for (int i = 0; i < 40 && absl::Now() >= before; ++i) a.HearHeartbeat();
+  EXPECT_LT(absl::Now(), before) << "this test sets no clock";
+  for (int i = 0; i < 3; ++i) a.HearHeartbeat();
+  wall_clock_step_s = 0;
   fleet->Stop();
 }
 

@@ -160,7 +160,10 @@ TEST(Group, ASpareWaitsAndTakesThePlaceOfALostRank) {
   GroupHarness h(2);
   h.BringUp(2);
   h.Join(3, 3);
-  EXPECT_EQ(h.group.Snapshot(h.now).spares, 1u);
+  const GroupSnapshot snapshot = h.group.Snapshot(h.now);
+  ASSERT_EQ(snapshot.spares.size(), 1u);
+  EXPECT_EQ(snapshot.spares[0].pid, 103);
+  EXPECT_EQ(snapshot.spares[0].host, "host");
   h.group.Disconnected(2, h.now);
   EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1"));
   h.Quiesced(1);
@@ -171,6 +174,40 @@ TEST(Group, ASpareWaitsAndTakesThePlaceOfALostRank) {
   EXPECT_EQ(h.LastAssign(1)->term(), 2u);
   h.BringUpFromLoading({1, 3});
   EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1", "ready 2/2"));
+}
+
+// Two coordinators that each hold half of the workers would wait for ever.
+TEST(Group, APartOfAGroupIsLetGoAfterARandomWhile) {
+  std::vector<absl::Duration> delays;
+  for (const char* instance : {"one", "two", "three"}) {
+    GroupOptions options = GroupHarness::DefaultOptions(3);
+    options.instance = instance;
+    GroupHarness h(options);
+    h.Connect(7);  // says nothing; no part of it
+    h.Join(1, 1);
+    h.Join(2, 2);
+    EXPECT_EQ(h.group.Snapshot(h.now).spares.size(), 2u) << "waiting workers are seen, too";
+    const absl::Time start = h.now;
+    while (h.closed.count(1) == 0 && h.now - start < absl::Minutes(3))
+      h.Pass(absl::Milliseconds(50), {1, 2});
+    delays.push_back(h.now - start);
+    EXPECT_GE(delays.back(), absl::Seconds(60)) << instance;
+    EXPECT_LE(delays.back(), absl::Seconds(121)) << instance;
+    EXPECT_EQ(h.closed.count(2), 1u);
+    for (const ConnectionId c : {1, 2}) {
+      ASSERT_EQ(h.Count(c, Message::kRelease), 1);
+      EXPECT_FALSE(h.sent[c].back().release().exit()) << "it dials again";
+      EXPECT_THAT(h.sent[c].back().release().reason(), HasSubstr("only 2 of 3"));
+    }
+    // They come back, and with the third the group forms.
+    for (int i = 1; i <= 3; ++i) h.Join(10 + i, i);
+    h.BringUpFromLoading({11, 12, 13});
+    EXPECT_THAT(h.events, ElementsAre("ready 1/1"));
+    h.Pass(absl::Minutes(3), {11, 12, 13});
+    EXPECT_THAT(h.events, ElementsAre("ready 1/1"));
+  }
+  EXPECT_NE(delays[0], delays[1]);
+  EXPECT_NE(delays[0], delays[2]);
 }
 
 TEST(Group, ASecondRegisterIsAProtocolErrorAndLosesTheRank) {

@@ -122,13 +122,61 @@ TEST(GroupLoss, AStoppedCoordinatorDoesNotBlameItsWorkers) {
   EXPECT_THAT(h.events, ElementsAre("ready 1/1"));
 }
 
+TEST(GroupLoss, AStoppedCoordinatorStillFindsWhoFallsSilentAfterwards) {
+  GroupHarness h(2);
+  h.BringUp(2);
+  h.Pass(absl::Seconds(1), {1, 2});
+  h.Submit(1);
+  h.now += absl::Minutes(1);
+  h.Heartbeat(1, 1, 7, true);  // what had queued up comes before the first tick
+  h.Heartbeat(2, 1, 6, true);
+  h.group.Tick(h.now);
+  h.Pass(absl::Milliseconds(3200), {1});
+  ASSERT_EQ(h.losses.size(), 1u);
+  EXPECT_THAT(std::string(h.losses[0].message()), HasSubstr("rank 1 (pid 102 on host): silent"));
+}
+
+TEST(GroupLoss, AStoppedCoordinatorStillFindsWhoStallsAfterwards) {
+  GroupHarness h(2);
+  h.BringUp(2);
+  h.Pass(absl::Seconds(1), {1, 2});
+  h.Submit(1);
+  h.now += absl::Minutes(1);
+  h.Heartbeat(1, 1, 7, true);
+  h.Heartbeat(2, 1, 6, true);
+  h.group.Tick(h.now);
+  h.Pass(absl::Milliseconds(4200), {1, 2});
+  ASSERT_EQ(h.losses.size(), 1u);
+  EXPECT_THAT(std::string(h.losses[0].message()),
+              HasSubstr("rank 1 (pid 102 on host): no progress"));
+}
+
+// As a real worker does it: heartbeats every 250 ms, the last progress just after one of them.
+TEST(GroupLoss, AHungStepThreadIsALossWithinFiveSeconds) {
+  GroupHarness h(2);
+  h.BringUp(2);
+  h.Submit(1);
+  h.Heartbeat(1, 1, 7, true);
+  h.Heartbeat(2, 1, 5, true);
+  const absl::Time hung = h.now;  // in op 6, of which the next heartbeat tells
+  while (h.losses.empty() && h.now - hung < absl::Seconds(10)) {
+    h.Pass(absl::Milliseconds(250), {});
+    h.Heartbeat(1, 1, 7, true);
+    h.Heartbeat(2, 1, 6, true);
+  }
+  ASSERT_EQ(h.losses.size(), 1u);
+  EXPECT_LT(h.now - hung, absl::Seconds(5));
+  EXPECT_THAT(std::string(h.losses[0].message()),
+              HasSubstr("rank 1 (pid 102 on host): no progress"));
+}
+
 TEST(GroupLoss, AStallBlamesTheRankThatIsBehind) {
   GroupHarness h(2);
   h.BringUp(2);
   h.Submit(1);
   h.Heartbeat(1, 1, 7, true);
   h.Heartbeat(2, 1, 6, true);
-  h.Pass(absl::Milliseconds(4900), {1, 2});
+  h.Pass(absl::Milliseconds(3900), {1, 2});
   EXPECT_THAT(h.events, ElementsAre("ready 1/1"));
   h.Pass(absl::Milliseconds(300), {1, 2});
   EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1"));
@@ -220,6 +268,47 @@ TEST(GroupLoss, BrokenWeightsAreHopelessAndNameTheRank) {
   EXPECT_EQ(h.hopeless[0].code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(h.hopeless[0].message()), HasSubstr("rank 1"));
   EXPECT_THAT(std::string(h.hopeless[0].message()), HasSubstr("model.gguf"));
+}
+
+TEST(GroupLoss, WhatAReplacementCannotFindOrHoldIsItsOwnTrouble) {
+  for (const auto code : {absl::StatusCode::kNotFound, absl::StatusCode::kPermissionDenied,
+                          absl::StatusCode::kResourceExhausted}) {
+    {
+      GroupHarness h(2);  // before the first group nothing has ever sufficed
+      h.Join(1, 1);
+      h.Join(2, 2);
+      h.Fail(2, code, 0, "no room");
+      EXPECT_EQ(h.hopeless.size(), 1u) << code;
+    }
+    GroupHarness h(2);
+    h.BringUp(2);
+    h.group.Disconnected(2, h.now);
+    h.Quiesced(1);
+    h.Join(3, 3);
+    h.Pass(absl::Seconds(1), {1, 3});
+    ASSERT_NE(h.LastAssign(3), nullptr);
+    h.Fail(3, code, 0, "no room");
+    EXPECT_EQ(h.hopeless.size(), 0u) << code;
+    ASSERT_EQ(h.Count(3, Message::kRelease), 1);
+    EXPECT_FALSE(h.sent[3].back().release().exit());
+    h.Join(4, 4);
+    EXPECT_EQ(h.LastAssign(4), nullptr) << "backs off first";
+    h.Pass(absl::Seconds(2), {1, 4});
+    ASSERT_NE(h.LastAssign(4), nullptr);
+    h.BringUpFromLoading({1, 4});
+    EXPECT_EQ(h.infos.size(), 2u);
+  }
+}
+
+TEST(GroupLoss, BrokenWeightsAreHopelessInAReplacementToo) {
+  GroupHarness h(2);
+  h.BringUp(2);
+  h.group.Disconnected(2, h.now);
+  h.Quiesced(1);
+  h.Join(3, 3);
+  h.Pass(absl::Seconds(1), {1, 3});
+  h.Fail(3, absl::StatusCode::kDataLoss, 0, "model.gguf: ends at byte 17");
+  EXPECT_EQ(h.hopeless.size(), 1u);
 }
 
 TEST(GroupLoss, MissingRanksOfEachPhaseAreNamedWhenItTakesTooLong) {

@@ -24,14 +24,21 @@ class FakeEngine : public Engine {
   };
 
   void Start() override {}
-  absl::Status Submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) override {
+  // Handles count from 1.
+  absl::StatusOr<RequestHandle> Submit(GenerateRequest request,
+                                       std::shared_ptr<RequestSink> sink) override {
     std::lock_guard<std::mutex> lock(mu_);
     if (!refusal_.ok()) return refusal_;
     submitted_.push_back({std::move(request), std::move(sink)});
     changed_.notify_all();
-    return absl::OkStatus();
+    return submitted_.size();
   }
-  void Cancel(const std::string& caller, const std::string& request_id) override {
+  void Cancel(RequestHandle request) override {
+    std::lock_guard<std::mutex> lock(mu_);
+    cancelled_.push_back(absl::StrCat("#", request));
+    changed_.notify_all();
+  }
+  void Abort(const std::string& caller, const std::string& request_id) override {
     std::lock_guard<std::mutex> lock(mu_);
     cancelled_.push_back(absl::StrCat(caller, "/", request_id));
     changed_.notify_all();
@@ -49,6 +56,7 @@ class FakeEngine : public Engine {
     changed_.wait(lock, [&] { return submitted_.size() >= count; });
     return submitted_[count - 1];
   }
+  // The last one that was cancelled, as "#<handle>", or aborted, as "<caller>/<request_id>".
   std::string AwaitCancel() {
     std::unique_lock<std::mutex> lock(mu_);
     changed_.wait(lock, [&] { return !cancelled_.empty(); });

@@ -2,9 +2,13 @@
 // tests have in common.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -26,6 +30,23 @@ inline constexpr char kTestTemplate[] =
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if "
     "add_generation_prompt %}<a>{% endif %}";
 
+// The reasons of the requests that the frontend refuses by itself.
+class RecordedRefusals : public NullEngineMetrics {
+ public:
+  void Rejected(RejectReason reason) override {
+    std::lock_guard<std::mutex> lock(mu_);
+    reasons_.push_back(reason);
+  }
+  std::vector<RejectReason> Take() {
+    std::lock_guard<std::mutex> lock(mu_);
+    return std::exchange(reasons_, {});
+  }
+
+ private:
+  std::mutex mu_;
+  std::vector<RejectReason> reasons_;
+};
+
 class FrontendTest : public ::testing::Test {
  protected:
   FrontendTest() : tokenizer_(MakeByteTokenizer()) {
@@ -46,7 +67,11 @@ class FrontendTest : public ::testing::Test {
   }
 
   void StartServer() {
-    options_.admin.group = [this] { return group_; };
+    options_.admin.group = [this] {
+      std::lock_guard<std::mutex> lock(group_hook_mu_);
+      if (group_hook_) group_hook_();
+      return group_;
+    };
     options_.admin.drain = [this](std::optional<absl::Duration> timeout) {
       drained_ = timeout.value_or(absl::Seconds(77));
     };
@@ -106,11 +131,13 @@ class FrontendTest : public ::testing::Test {
   }
 
   FakeEngine engine_;
-  NullEngineMetrics metrics_;
+  RecordedRefusals metrics_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::optional<ChatTemplate> chat_template_;
   ServedModel model_;
   GroupSnapshot group_;
+  std::mutex group_hook_mu_;
+  std::function<void()> group_hook_;  // runs whenever the group is asked for; may be empty
   std::optional<absl::Duration> drained_;
   FrontendServer::Options options_;
   std::unique_ptr<FrontendServer> server_;

@@ -173,15 +173,30 @@ TEST_F(GenerateTest, ADuplicateLiveIdIsAlreadyExists) {
 
 TEST_F(GenerateTest, ClientCancelReachesTheEngine) {
   grpc::ClientContext context;
-  v1::GenerateRequest request = Request();
-  request.set_request_id("gone");
-  auto stream = stub_->Generate(&context, request);
+  auto stream = stub_->Generate(&context, Request());
   const auto live = engine_.Await();
   live.sink->OnAdmitted();
   context.TryCancel();
-  EXPECT_EQ(engine_.AwaitCancel(), "/gone");
+  EXPECT_EQ(engine_.AwaitCancel(), "#1");
   live.sink->OnEnd(FakeEngine::Failed(absl::CancelledError("cancelled")));
   EXPECT_EQ(Finish(*stream).error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(GenerateTest, ALateCancelDoesNotReachALaterRequestOfTheSameName) {
+  v1::GenerateRequest request = Request();
+  request.set_request_id("again");
+  grpc::ClientContext first, second;
+  auto left = stub_->Generate(&first, request);
+  engine_.Await(1);
+  // For the engine the first one is over, so that its name is free; its stream is still open.
+  auto kept = stub_->Generate(&second, request);
+  const auto live = engine_.Await(2);
+  first.TryCancel();
+  EXPECT_EQ(engine_.AwaitCancel(), "#1");
+  engine_.Await(1).sink->OnEnd(FakeEngine::Failed(absl::CancelledError("cancelled")));
+  live.sink->OnEnd(FakeEngine::End(0));
+  EXPECT_TRUE(Finish(*kept).ok());
+  EXPECT_EQ(Finish(*left).error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(GenerateTest, TheDeadlineTravelsToTheEngine) {
@@ -319,14 +334,12 @@ class SlowReaderTest : public FrontendTest {
 
 TEST_F(SlowReaderTest, AClientThatDoesNotReadIsEndedAndTheEngineIsTold) {
   grpc::ClientContext context;
-  v1::GenerateRequest request = Request();
-  request.set_request_id("slow");
-  auto stream = slow_->Generate(&context, request);
+  auto stream = slow_->Generate(&context, Request());
   const auto live = engine_.Await();
   live.sink->OnAdmitted();
   const std::string text(1000, 'x');
   for (uint32_t i = 0; i < 2000; ++i) live.sink->OnDelta(FakeEngine::Delta(i * 1000, text));
-  EXPECT_EQ(engine_.AwaitCancel(), "/slow");
+  EXPECT_EQ(engine_.AwaitCancel(), "#1");
   live.sink->OnEnd(FakeEngine::Failed(absl::CancelledError("cancelled")));
   // It reads at last: what was on its way, then why it ended.
   v1::GenerateResponse response;

@@ -1,6 +1,8 @@
 // Health on every port and its changes; readiness and what decides it; the operators' face.
 
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -85,6 +87,32 @@ TEST_F(HealthTest, DrainingTakesReadinessDownBeforeItReturns) {
   EXPECT_EQ(Check(server_->ports().health, "liveness"), HealthCheckResponse::SERVING);
 }
 
+TEST_F(HealthTest, WatchersMayGoWhileReadinessChanges) {
+  constexpr int kRounds = 20, kWatchers = 20;
+  const auto stub = Health::NewStub(channel_);
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<grpc::ClientContext> contexts(kWatchers);
+    std::vector<std::unique_ptr<grpc::ClientReader<HealthCheckResponse>>> streams;
+    for (grpc::ClientContext& context : contexts)
+      streams.push_back(stub->Watch(&context, Named("readiness")));
+    std::thread changes([&] {
+      for (int i = 0; i < 10; ++i) {
+        engine_.set_stats(i % 2 == 0 ? Ready() : EngineStats());
+        Check(server_->ports().health, "readiness");  // looks at once, and tells the watchers
+      }
+    });
+    for (grpc::ClientContext& context : contexts) context.TryCancel();
+    for (const auto& stream : streams) {
+      HealthCheckResponse response;
+      while (stream->Read(&response)) {
+      }
+      EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+    }
+    changes.join();
+  }
+  EXPECT_EQ(Check(server_->ports().health, "liveness"), HealthCheckResponse::SERVING);
+}
+
 TEST_F(HealthTest, UnknownServicesAreNotFoundAndWatchedAsUnknown) {
   grpc::ClientContext context;
   HealthCheckResponse response;
@@ -147,6 +175,7 @@ class AdminTest : public FrontendTest {
                        .read_bytes = 100,
                        .kernels = {"linear q4_1 cpu/x"}};
     group_.ranks[1].rank = 1;
+    group_.spares.push_back({.host = "h", .pid = 10});
     StartServer();
     admin_ = v1::Admin::NewStub(Channel(server_->ports().admin));
   }
@@ -160,6 +189,9 @@ TEST_F(AdminTest, StatusTellsTermEpochAndRanks) {
   ASSERT_TRUE(admin_->GetStatus(&context, v1::GetStatusRequest(), &response).ok());
   const v1::ServiceStatus& status = response.status();
   EXPECT_EQ(status.term(), 3u);
+  ASSERT_EQ(status.spares_size(), 1);
+  EXPECT_EQ(status.spares(0).host(), "h");
+  EXPECT_EQ(status.spares(0).pid(), 10);
   EXPECT_EQ(status.epoch(), 4u);
   EXPECT_EQ(status.state(), v1::GROUP_STATE_READY);
   EXPECT_TRUE(status.ready());
@@ -187,6 +219,46 @@ TEST_F(AdminTest, WatchStatusSendsAgainAndAgain) {
   request.mutable_interval()->set_nanos(1);
   EXPECT_EQ(admin_->WatchStatus(&hasty, request)->Finish().error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+// Watchers that go while their status is being made: the worst moment for a call to be freed.
+TEST_F(AdminTest, WatchersMayGoWhileTheirStatusIsMade) {
+  constexpr int kRounds = 20, kWatchers = 20;
+  struct Watcher {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<v1::WatchStatusResponse>> stream;
+  };
+  v1::WatchStatusRequest request;
+  request.mutable_interval()->set_nanos(100'000'000);
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<Watcher> watchers(kWatchers);
+    {
+      std::lock_guard<std::mutex> lock(group_hook_mu_);
+      group_hook_ = [&] {
+        for (Watcher& watcher : watchers) watcher.context.TryCancel();
+        // On the same connection: when this is answered the cancellations have come.
+        grpc::ClientContext context;
+        v1::GetLoadResponse response;
+        EXPECT_TRUE(admin_->GetLoad(&context, v1::GetLoadRequest(), &response).ok());
+      };
+    }
+    for (Watcher& watcher : watchers)
+      watcher.stream = admin_->WatchStatus(&watcher.context, request);
+    for (Watcher& watcher : watchers) {
+      v1::WatchStatusResponse response;
+      while (watcher.stream->Read(&response)) {
+      }
+      EXPECT_EQ(watcher.stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+    }
+    std::lock_guard<std::mutex> lock(group_hook_mu_);
+    group_hook_ = nullptr;
+  }
+  grpc::ClientContext context;
+  auto stream = admin_->WatchStatus(&context, request);
+  v1::WatchStatusResponse response;
+  EXPECT_TRUE(stream->Read(&response));
+  context.TryCancel();
+  stream->Finish();
 }
 
 TEST_F(AdminTest, ReportsLoadAndDrain) {

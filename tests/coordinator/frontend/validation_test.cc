@@ -53,6 +53,31 @@ TEST_F(ValidationTest, UnknownFieldsAreIgnored) {
       Raw("/bitshard.v1.Inference/Tokenize", std::string("\x12\x01z\xfa\x3f\x01z", 7)).ok());
 }
 
+TEST_F(ValidationTest, TooLongARequestIsCountedAndToldAsThat) {
+  const auto refusal = [&](const std::function<void(v1::GenerateRequest&)>& change) {
+    v1::GenerateRequest request = Request();
+    change(request);
+    return ErrorReason(Refused(request));
+  };
+  const std::vector<std::function<void(v1::GenerateRequest&)>> too_long = {
+      [](auto& r) { r.set_text(std::string(64, 'a')); },
+      [](auto& r) { r.set_text(std::string(100'000, 'a')); },
+      [](auto& r) { r.set_max_tokens(62); },
+      [](auto& r) { r.set_max_tokens(65); },
+  };
+  for (const auto& change : too_long) {
+    EXPECT_EQ(refusal(change), "PROMPT_TOO_LONG");
+    EXPECT_THAT(metrics_.Take(), ElementsAre(RejectReason::kPromptTooLong));
+  }
+  EXPECT_EQ(refusal([](auto& r) {
+              r.set_max_tokens(65);
+              r.mutable_sampling()->set_top_p(2);
+            }),
+            std::nullopt)
+      << "more is wrong than its length";
+  EXPECT_THAT(metrics_.Take(), ElementsAre(RejectReason::kBadRequest));
+}
+
 TEST_F(ValidationTest, EachWrongFieldIsNamed) {
   const float nan = std::numeric_limits<float>::quiet_NaN(),
               inf = std::numeric_limits<float>::infinity();

@@ -102,7 +102,7 @@ TensorIndex MadeLlamaIndex(const ModelConfig& c, const std::string& format) {
   make.Vector("model.norm.weight", c.hidden_size);
   if (!c.tied_embeddings) make.Matrix("lm_head.weight", c.vocab_size, c.hidden_size);
   TensorIndex index = make.Take();
-  index.set_model_digest(ModelDigest(c, index));
+  index.set_model_digest(IndexDigest(c, index));
   return index;
 }
 

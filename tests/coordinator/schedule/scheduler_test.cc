@@ -289,6 +289,31 @@ TEST(Scheduler, SequencesThatQuarantineMadeImpossibleAreHandedBackAsUnfit) {
   EXPECT_EQ(scheduler.blocks().used(), 0u);
 }
 
+TEST(Scheduler, WaitingOnesComeInThoughTheStepPreemptedWhenItsLastRunningOneIsUnfit) {
+  Scheduler scheduler;
+  SchedulerLimits limits = Limits(/*blocks=*/11, /*slots=*/4, /*budget=*/32);
+  limits.max_chunk = 8;
+  scheduler.StartEpoch(limits);
+  scheduler.Add(Spec(1, 32, 1));  // 8 blocks, 2 a step
+  scheduler.Add(Spec(2, 3, 5));
+  scheduler.Add(Spec(3, 3, 5));
+  scheduler.Add(Spec(4, 1, 8));
+  EXPECT_EQ(RunStep(scheduler), (Rows{{1, 8}, {2, 3}, {3, 3}, {4, 1}}));
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(RunStep(scheduler), (Rows{{2, 1}, {3, 1}, {4, 1}, {1, 8}}));
+  // 2 and 3 have taken second blocks that 1 will want.
+  ASSERT_EQ(scheduler.blocks().free(), 0u);
+  scheduler.Quarantine(2);
+  scheduler.Quarantine(3);
+  scheduler.Add(Spec(5, 3, 2));
+  // 1 wants two blocks: 4 is preempted for it and has only one, so 1 can never go on.
+  const StepSchedule step = scheduler.Schedule();
+  EXPECT_EQ(step.preempted, 1u);
+  EXPECT_EQ(step.unfit, (std::vector<SequenceId>{1}));
+  EXPECT_EQ(RowsOf(step), (Rows{{4, 4}, {5, 3}}));
+  EXPECT_EQ(scheduler.CommitStep(ResultOf(step)).size(), 2u);
+  EXPECT_TRUE(scheduler.CheckInvariants().ok()) << scheduler.CheckInvariants();
+}
+
 TEST(Scheduler, EndOfAnEpochKeepsCommittedTokensAndRecomputesThem) {
   Scheduler scheduler;
   scheduler.StartEpoch(Limits(10, 2, 16));

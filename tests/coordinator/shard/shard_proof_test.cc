@@ -140,6 +140,33 @@ class Needs {
   std::map<std::string, Runs> rows_of_;
 };
 
+// What `Needs` takes from the plans is said here of the plans alone: of a cut matrix each row, or
+// column, belongs to exactly one rank. Not of K and V, whose heads several ranks may need.
+void ProveCut(const std::vector<RankPlan>& plans, const internal::Weight& weight, int w) {
+  const auto is = [&weight](const char* suffix) { return absl::EndsWith(weight.name(), suffix); };
+  const bool by_cols = is("o_proj.weight") || is("down_proj.weight");
+  const bool by_rows = is("q_proj.weight") || is("gate_proj.weight") || is("up_proj.weight") ||
+                       is("embed_tokens.weight") || is("lm_head.weight");
+  if (!by_cols && !by_rows) return;
+  const uint64_t whole = by_cols ? weight.cols() : weight.rows();
+  std::vector<bool> owned(whole);
+  uint64_t sum = 0;
+  for (const RankPlan& plan : plans) {
+    const TensorLoad& load = plan.load().tensors(w);
+    const uint64_t begin = by_cols ? load.col_begin() : load.row_begin();
+    const uint64_t end = by_cols ? load.col_end() : load.row_end();
+    ASSERT_LE(begin, end) << weight.name() << " rank " << plan.rank();
+    ASSERT_LE(end, whole) << weight.name() << " rank " << plan.rank();
+    sum += end - begin;
+    for (uint64_t i = begin; i < end; ++i) {
+      ASSERT_FALSE(owned[i]) << weight.name() << (by_cols ? " column " : " row ") << i
+                             << " of rank " << plan.rank() << " is another's too";
+      owned[i] = true;
+    }
+  }
+  EXPECT_EQ(sum, whole) << weight.name();
+}
+
 void ProveTensor(const Opened& opened, const std::vector<RankPlan>& plans, const Needs& needs,
                  int w, std::vector<std::vector<uint8_t>>& reads) {
   const internal::Weight& weight = opened.graph.weights(w);
@@ -211,8 +238,10 @@ void Prove(const std::string& path, const std::vector<double>& shares) {
   const Needs needs(*plans, opened.checkpoint.config);
   std::vector<std::vector<uint8_t>> reads;
   for (const std::string& file : opened.files) reads.emplace_back(file.size());
-  for (int w = 0; w < opened.graph.weights_size(); ++w)
+  for (int w = 0; w < opened.graph.weights_size(); ++w) {
+    ProveCut(*plans, opened.graph.weights(w), w);
     ProveTensor(opened, *plans, needs, w, reads);
+  }
 
   uint64_t weight_bytes = 0, planned = 0, counted = 0;
   for (const internal::Weight& weight : opened.graph.weights()) {

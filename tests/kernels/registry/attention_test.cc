@@ -46,11 +46,10 @@ Model MakeModel(KvType type, int kv_heads, std::vector<int> kv_head_of_q, int he
   const uint32_t count = static_cast<uint32_t>((tokens + 15) / 16);
   for (uint32_t i = 0; i < count; ++i) m.blocks.push_back((count - 1 - i) * 2 + 1);
   m.cache = Buffer((2 * count + 1) * m.config.layout.block_bytes());
-  std::fill(m.cache.data(), m.cache.data() + m.cache.bytes(), 0xff);  // NaN in every type
   return m;
 }
 
-// Feeds the tokens in steps of `chunk` and returns all outputs.
+// Feeds the tokens in steps of `chunk` into a cache full of garbage and returns all outputs.
 std::vector<float> Feed(Model& m, int chunk, Isa isa, ThreadPool& pool,
                         std::string* kernel = nullptr) {
   auto attention = BoundAttention::Bind(m.config, pool.threads(), isa);
@@ -58,6 +57,7 @@ std::vector<float> Feed(Model& m, int chunk, Isa isa, ThreadPool& pool,
   if (kernel != nullptr) *kernel = attention->kernel();
   const int64_t q_stride = int64_t{m.config.q_heads} * m.config.layout.head_dim;
   const int64_t kv_stride = int64_t{m.config.layout.kv_heads} * m.config.layout.head_dim;
+  std::fill_n(m.cache.data(), m.cache.bytes(), uint8_t{0xff});  // NaN in every type
   std::vector<float> out(m.q.size(), -7.0f);
   for (int start = 0; start < m.tokens; start += chunk) {
     const int count = std::min(chunk, m.tokens - start);

@@ -323,39 +323,6 @@ TEST(ShmCollective, DisagreementIsTheSameInternalErrorOnAllRanks) {
   }
 }
 
-TEST(ShmCollective, MissingRanksAreNamed) {
-  const std::string id = NewId();
-  std::thread other([&] {
-    const auto joined = JoinShmCollective(id, 2, 4, absl::Seconds(20));
-    EXPECT_EQ(joined.status().code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(joined.status().message(), HasSubstr("ranks 1, 3 of 4 did not come"));
-  });
-  const auto joined = JoinShmCollective(id, 0, 4, absl::Seconds(2));
-  other.join();
-  EXPECT_EQ(joined.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(joined.status().message(), HasSubstr("ranks 1, 3 of 4 did not come"));
-  EXPECT_THAT(SegmentsOf(id), ::testing::IsEmpty());
-}
-
-TEST(ShmCollective, JoiningIsOverSoonAfterItIsCalledOff) {
-  for (const int rank : {0, 1}) {
-    std::atomic<bool> stop{false};
-    absl::Status status;
-    std::thread waiting([&] {
-      status = JoinShmCollective(NewId(), rank, 2, absl::InfiniteDuration(), &stop).status();
-    });
-    stop = true;
-    waiting.join();
-    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << "rank " << rank << ": " << status;
-  }
-}
-
-TEST(ShmCollective, MissingRankZeroIsNamed) {
-  const auto joined = JoinShmCollective(NewId(), 1, 2, absl::Milliseconds(30));
-  EXPECT_EQ(joined.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(joined.status().message(), HasSubstr("rank 0 of 2 did not come"));
-}
-
 TEST(ShmCollective, AnIdMayBeUsedAgainAfterItsGroupHasEnded) {
   const std::string id = NewId();
   for (int i = 0; i < 3; ++i) {
@@ -398,24 +365,6 @@ TEST(ShmCollective, SegmentOfACrashedRunIsReplaced) {
   other.join();
   EXPECT_EQ(complaint, "");
   EXPECT_THAT(SegmentsOf(id), ::testing::IsEmpty());
-}
-
-TEST(ShmCollective, RankZeroThatDiesWhileOthersWaitIsNamedAndNothingStays) {
-  const std::string id = NewId();
-  ForkedRanks crashed(0, 1, [&](int) {
-    (void)JoinShmCollective(id, 0, 3, kPatience);
-    return std::string();
-  });
-  while (SegmentsOf(id).empty()) std::this_thread::yield();
-  absl::Status status;
-  std::thread other(
-      [&] { status = JoinShmCollective(id, 1, 3, absl::Milliseconds(400)).status(); });
-  kill(crashed.pid(0), SIGKILL);
-  other.join();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(status.message(), HasSubstr("did not come"));
-  shm_unlink(absl::StrCat("/bitshard_", id)
-                 .c_str());  // rank 1 removes it only if it had attached before the kill
 }
 
 TEST(ShmCollective, AnotherWorldSizeIsRefused) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <vector>
 
@@ -97,6 +98,16 @@ TEST(LoadWeights, MissingFileIsNotFoundAndNamesThePath) {
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_NE(status.message().find(model.path), std::string::npos) << status;
   EXPECT_NE(status.message().find("same path"), std::string::npos) << status;
+}
+
+TEST(LoadWeights, AFifoIsRefusedAndDoesNotHang) {
+  const TinyModel model = MakeTinyModel();
+  const RankPlan plan = CutTinyModel(model, 1)[0];
+  unlink(model.path.c_str());
+  ASSERT_EQ(mkfifo(model.path.c_str(), 0600), 0);
+  const absl::Status status = Load(plan).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_NE(status.message().find("not a regular file"), std::string::npos) << status;
 }
 
 TEST(LoadWeights, FileOfAnotherSizeIsDataLoss) {

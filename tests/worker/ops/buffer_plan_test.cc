@@ -1,6 +1,7 @@
 #include "worker/ops/buffer_plan.h"
 
 #include <random>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -49,7 +50,9 @@ TEST(PlanBuffers, AnInputThatLivesOnIsKept) {
 TEST(PlanBuffers, SegmentSumsHaveRoomForPoisonAndLogitsOnlyForOutputs) {
   ModelGraph graph;
   AddNode(graph, {}, 64, Value::SEGMENT_SUM);
-  EXPECT_EQ(PlanBuffers(graph, 16, 1)->arena_bytes, 16u * 65 * sizeof(int64_t));
+  AddNode(graph, {0}, 1).mutable_all_reduce();
+  EXPECT_EQ(PlanBuffers(graph, 16, 1)->arena_bytes,
+            16u * 65 * sizeof(int64_t) + 16 * sizeof(float));
   ModelGraph head;
   AddNode(head, {}, 64).mutable_lm_head();
   EXPECT_EQ(PlanBuffers(head, 16, 2)->arena_bytes, 2u * 64 * sizeof(float));
@@ -71,6 +74,42 @@ TEST(PlanBuffers, RefusesValuesThatDoNotFitTogether) {
   EXPECT_EQ(PlanBuffers(untyped, 4, 1).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+void ExpectRefusal(const ModelGraph& graph, const std::string& part) {
+  const absl::Status status = PlanBuffers(graph, 4, 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_NE(status.message().find(part), std::string::npos) << status;
+}
+
+TEST(PlanBuffers, LogitsAreForSampleAlone) {
+  ModelGraph graph;
+  AddNode(graph, {}, 64).mutable_lm_head();
+  Node& reader = AddNode(graph, {0}, 64);
+  reader.set_name("reader");
+  reader.mutable_sample();
+  EXPECT_TRUE(PlanBuffers(graph, 4, 1).ok());
+  reader.mutable_rope();
+  ExpectRefusal(graph, "node reader reads value 0, logits");
+}
+
+TEST(PlanBuffers, IntegerSumsAreForOneAllReduce) {
+  for (const Value::Type type : {Value::SEGMENT_SUM, Value::RAW_BITS}) {
+    ModelGraph graph;
+    AddNode(graph, {}, 64, type).set_name("writer");
+    ExpectRefusal(graph, "node writer writes sums that no AllReduce reads");
+    Node& first = AddNode(graph, {0}, 64);
+    first.set_name("first");
+    first.mutable_all_reduce();
+    EXPECT_TRUE(PlanBuffers(graph, 4, 1).ok());
+    ModelGraph twice = graph;
+    Node& second = AddNode(twice, {0}, 64);
+    second.set_name("second");
+    second.mutable_all_reduce();
+    ExpectRefusal(twice, "node second reads value 0, sums of this rank alone; another AllReduce");
+    first.mutable_rope();
+    ExpectRefusal(graph, "node first reads value 0, sums of this rank alone; only AllReduce");
+  }
+}
+
 // Random graphs: while a value is alive nothing else lies on it, but for the op that writes over
 // its dying input.
 TEST(PlanBuffers, LiveValuesNeverOverlap) {
@@ -78,11 +117,19 @@ TEST(PlanBuffers, LiveValuesNeverOverlap) {
     std::mt19937 random(seed);
     ModelGraph graph;
     AddNode(graph, {}, 16);
-    for (int n = 1; n < 30; ++n) {
-      const uint32_t a = random() % n, b = random() % n;
-      Node& node = AddNode(graph, {a, b}, 1 + random() % 40,
-                           random() % 4 == 0 ? Value::SEGMENT_SUM : Value::F32);
-      if (random() % 2 == 0) node.mutable_residual_add();
+    std::vector<uint32_t> floats = {0};
+    for (uint32_t n = 1; n < 30; ++n) {
+      const uint32_t width = 1 + random() % 40;
+      if (graph.values(n - 1).type() == Value::SEGMENT_SUM) {
+        AddNode(graph, {n - 1}, width).mutable_all_reduce();
+      } else {
+        const uint32_t a = floats[random() % floats.size()], b = floats[random() % floats.size()];
+        const bool sums = n < 29 && random() % 4 == 0;
+        Node& node = AddNode(graph, {a, b}, width, sums ? Value::SEGMENT_SUM : Value::F32);
+        if (random() % 2 == 0) node.mutable_residual_add();
+        if (sums) continue;
+      }
+      floats.push_back(n);
     }
     const auto plan = PlanBuffers(graph, 3, 1);
     ASSERT_TRUE(plan.ok()) << plan.status();

@@ -69,7 +69,7 @@ class Group {
       std::vector<float> local;
       for (const std::vector<float>& row : logits) {
         for (uint32_t i = shard.begin; i < shard.begin + shard.count; ++i) {
-          local.push_back(i < vocab_size_ ? row[i] : 1e30f);  // padding would win if it could
+          local.push_back(i < vocab_size_ ? row[i] : kInf);  // padding counts for nothing
         }
       }
       CHECK_OK(samplers_[rank]->Sample(local, rows, collective, absl::MakeSpan(out[rank])));
@@ -134,13 +134,12 @@ std::vector<float> RandomLogits(std::mt19937_64& random, uint32_t vocab) {
   const int kind = random() % 6;
   for (float& v : x) {
     v = normal(random) * spread + shift;
-    if (kind == 1) v = std::round(v);  // many ties
-    if (kind == 2) v = random() % 3 == 0 ? v : -kInf;
+    if (kind == 1) v = std::round(v);                   // many ties
+    if (kind == 2) v = random() % 3 == 0 ? v : -3e38f;  // no probability, but finite
     if (kind == 3) v = random() % 2 == 0 ? 0.0f : -0.0f;
     if (kind == 4) v = static_cast<float>(random() % 4) * 0.25f;
   }
   if (kind == 5) x[random() % vocab] = shift + 50;  // one that dwarfs the rest
-  if (kind == 2) x[random() % vocab] = 0;           // never all -inf
   return x;
 }
 
@@ -252,8 +251,8 @@ TEST(Sampler, NonFiniteRowsAreFlaggedAloneOnAllRanks) {
     logits[2][kVocab - 1] = -nan;
     logits[3][500] = kInf;
     logits[4] = std::vector<float>(kVocab, -kInf);
-    logits[5] = std::vector<float>(kVocab, -kInf);
-    logits[5][777] = -3e38f;
+    logits[5] = std::vector<float>(kVocab, -3e38f);
+    logits[5][777] = -1e38f;
     logits[6] = std::vector<float>(kVocab, nan);
     logits[7][3] = -kInf;
     std::vector<SampleRow> rows(8);
@@ -264,15 +263,15 @@ TEST(Sampler, NonFiniteRowsAreFlaggedAloneOnAllRanks) {
                         .want_logprob = true};
     }
     const std::vector<SampleOutput> out = group.Sample(logits, rows);
-    for (int i : {1, 2, 3, 4, 6}) {
+    for (int i : {1, 2, 3, 4, 6, 7}) {
       EXPECT_TRUE(out[i].non_finite) << i;
       EXPECT_EQ(out[i].token, kNoToken) << i;
       EXPECT_EQ(out[i].n_top, 0) << i;
     }
-    for (int i : {0, 5, 7}) EXPECT_FALSE(out[i].non_finite) << i;
+    for (int i : {0, 5}) EXPECT_FALSE(out[i].non_finite) << i;
     EXPECT_EQ(out[5].token, 777u);
     EXPECT_EQ(out[5].logprob, 0.0f);
-    EXPECT_EQ(out[5].n_top, 1);
+    EXPECT_EQ(out[5].n_top, 3);
     EXPECT_EQ(out[0].token, 0u);
   }
 }
