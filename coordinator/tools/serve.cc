@@ -135,6 +135,7 @@ absl::Status Service::StartCoordinator() {
       absl::StrCat("--workers=", absl::GetFlag(FLAGS_workers)),
       "--bind=" + absl::GetFlag(FLAGS_bind),
       absl::StrCat("--port=", absl::GetFlag(FLAGS_port)),
+      "--fleet-bind=127.0.0.1",
       "--fleet-port=0",
       "--health-port=0",
       "--admin-port=0",
@@ -253,10 +254,10 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
       const bool counted = Counts(*status, worker.process.pid());
       if (counted) worker.last_counted = now;
       if (now - worker.last_counted > kLostWorkerGrace) {
-        std::fprintf(
-            stderr,
-            "worker %zu (pid %d) hangs: the coordinator has not counted it for %s; killing it\n", i,
-            worker.process.pid(), absl::FormatDuration(kLostWorkerGrace).c_str());
+        std::fprintf(stderr,
+                     "worker %zu (pid %d) hangs, or cannot reach the coordinator: not registered "
+                     "for %s; killing it\n",
+                     i, worker.process.pid(), absl::FormatDuration(kLostWorkerGrace).c_str());
         worker.process.Signal(SIGKILL);
         worker.last_counted = now;  // its end is seen in a later round
       }
