@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import case_report
-from live_service import Service, Stream, children_of, golden_model, pb
+from live_service import Service, Stream, children_of, golden_model, pb, smollm2
 
 STREAMS = 8
 LIMIT_S = 5.0  # the promise, not a speed: detection plus the end of every stream
@@ -109,6 +109,25 @@ class WorkerLossTest(unittest.TestCase):
             workers = children_of(service.process.pid)["bitshard-worker"]
             self.assertIn(waits, workers, "the healthy worker was killed while it waited")
             self.assertNotIn(stopped, workers, "the stopped worker was not replaced")
+        finally:
+            self.assertEqual(service.close(), [], "processes outlived the service")
+
+    def test_second_interrupt_ends_at_once(self):
+        service = Service(smollm2(), workers=2)
+        try:
+            request = pb.GenerateRequest(text="Once upon a time", max_tokens=6000, stop=pb.Stopping(ignore_eos=True))
+            stream = Stream(service.inference, request)
+            end = time.monotonic() + 30
+            while stream.token_count < 3 and time.monotonic() < end:
+                time.sleep(0.005)
+            service.process.send_signal(signal.SIGINT)
+            while service.status().draining is False and time.monotonic() < end:
+                time.sleep(0.02)
+            self.assertIsNone(stream.code, "the drain did not let the running answer go on")
+            service.process.send_signal(signal.SIGINT)
+            service.process.wait(15)  # half of the drain's own limit
+            stream.join(5)
+            self.assertEqual(stream.code, grpc.StatusCode.UNAVAILABLE, stream.details)
         finally:
             self.assertEqual(service.close(), [], "processes outlived the service")
 
