@@ -284,7 +284,7 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
 void Service::End() {
   if (coordinator_) coordinator_->Signal(SIGTERM);
   const int signals_before = stop_signals;
-  const absl::Time patience = MonotonicNow() + absl::Seconds(1);
+  const absl::Time patience = MonotonicNow() + absl::Seconds(3);  // an idle service ends within two
   bool told = false;
   while (coordinator_ && !coordinator_->Ended() && stop_signals == signals_before) {
     if (!told && MonotonicNow() > patience) {
