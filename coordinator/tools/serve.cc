@@ -237,11 +237,8 @@ void Service::ShowProgress(const v1::ServiceStatus& status) {
   }
   if (total > 0 && done < total) {
     progress_.Update("loading weights", done, total);
-  } else if (total > 0) {
-    progress_.Update("loading weights", done, total);
-    progress_.Phase("joining the workers");
   } else {
-    progress_.Phase("waiting for the workers");
+    progress_.Phase(total > 0 ? "joining the workers" : "waiting for the workers");
   }
 }
 
