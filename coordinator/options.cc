@@ -47,8 +47,11 @@ ABSL_FLAG(std::string, reflection, "auto",
 ABSL_FLAG(std::string, port_file, "",
           "write the chosen ports there as key=value lines, once all are open");
 ABSL_FLAG(std::string, activations, "a16",
-          "a16: 16-bit fixed point, as good as f32 and faster; f32: the exact path");
-ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16 or f32");
+          "a16: 16-bit fixed point, as good as f32 and faster; a8: 8 bits, faster still, loses "
+          "some quality; f32: the exact path");
+ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16, f32, int8 or fp8_e4m3");
+ABSL_FLAG(std::string, require_kernels, "any",
+          "fast: refuse to start when anything would run on a fallback kernel; any: report it");
 ABSL_FLAG(int, kv_blocks, 0, "KV blocks of 16 tokens on every rank; 0 = by --kv-cache-bytes");
 ABSL_FLAG(std::string, kv_cache_bytes, "1GiB",
           "KV cache of a rank at most: bytes, 512MiB, 24GiB. What does not fit is left out");
@@ -140,10 +143,12 @@ absl::Status ReadNumerics(CoordinatorOptions& options) {
   options.activations_name = absl::GetFlag(FLAGS_activations);
   if (options.activations_name == "a16") {
     options.activations = internal::NumericsOptions::ACTIVATIONS_A16;
+  } else if (options.activations_name == "a8") {
+    options.activations = internal::NumericsOptions::ACTIVATIONS_A8;
   } else if (options.activations_name == "f32") {
     options.activations = internal::NumericsOptions::ACTIVATIONS_F32;
   } else {
-    return BadFlag("activations", options.activations_name, "use a16 or f32 (a8 is not built yet)");
+    return BadFlag("activations", options.activations_name, "use a16, a8 or f32");
   }
   options.kv_cache_name = absl::GetFlag(FLAGS_kv_cache_dtype);
   if (options.kv_cache_name == "bf16") {
@@ -152,10 +157,17 @@ absl::Status ReadNumerics(CoordinatorOptions& options) {
     options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_F16;
   } else if (options.kv_cache_name == "f32") {
     options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_F32;
+  } else if (options.kv_cache_name == "int8") {
+    options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_INT8;
+  } else if (options.kv_cache_name == "fp8_e4m3") {
+    options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_FP8_E4M3;
   } else {
-    return BadFlag("kv-cache-dtype", options.kv_cache_name,
-                   "use bf16, f16 or f32 (fp8_e4m3 and int8 are not built yet)");
+    return BadFlag("kv-cache-dtype", options.kv_cache_name, "use bf16, f16, f32, int8 or fp8_e4m3");
   }
+  const std::string kernels = absl::GetFlag(FLAGS_require_kernels);
+  if (kernels != "any" && kernels != "fast")
+    return BadFlag("require-kernels", kernels, "use any or fast");
+  options.require_fast_kernels = kernels == "fast";
   const int blocks = absl::GetFlag(FLAGS_kv_blocks);
   RETURN_IF_ERROR(CheckRange("kv-blocks", blocks, 0, 1 << 24));
   if (blocks > 0) options.kv_blocks = static_cast<uint32_t>(blocks);

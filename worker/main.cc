@@ -2,11 +2,16 @@
 // we are done.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <pthread.h>
 #include <signal.h>
+#include <sstream>
 #include <string>
 #include <sys/prctl.h>
 #include <thread>
@@ -21,14 +26,17 @@
 #include "kernels/base/command_line.h"
 #include "kernels/base/log.h"
 #include "kernels/base/thread_pool.h"
+#include "kernels/registry/kernel_probe.h"
 #include "kernels/registry/numerics_digest.h"
 #include "proto/version.h"
 #include "worker/collective/collective.h"
 #include "worker/load/loader.h"
 #include "worker/machine.h"
+#include "worker/memory_report.h"
 #include "worker/metrics.h"
 #include "worker/ops/op.h"
 #include "worker/options.h"
+#include "worker/score_log.h"
 #include "worker/service/worker_service.h"
 #include "worker/step/step_runner.h"
 
@@ -80,20 +88,52 @@ internal::Register Registration(const WorkerOptions& options) {
   return out;
 }
 
-WorkerBackend Backend(const WorkerOptions& options, ThreadPool* pool) {
+uint64_t VocabBegin(const internal::ModelGraph& graph) {
+  for (const internal::Node& node : graph.nodes()) {
+    if (node.has_lm_head()) return node.lm_head().vocab_begin();
+  }
+  return 0;
+}
+
+// From the process's start, as the kernel has it, to now.
+std::chrono::microseconds ProcessAge() {
+  std::ifstream in("/proc/self/stat");
+  std::string stat((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  // The 22nd field, the 20th after the name in brackets: clock ticks since the machine started.
+  std::istringstream rest(stat.substr(std::min(stat.size(), stat.rfind(')') + 1)));
+  std::string field;
+  for (int i = 0; i < 20; ++i) rest >> field;
+  timespec now = {};
+  if (clock_gettime(CLOCK_BOOTTIME, &now) != 0 || field.empty()) return {};
+  const double start =
+      std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  const double age =
+      static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) - start;
+  return std::chrono::microseconds(static_cast<int64_t>(std::max(0.0, age) * 1e6));
+}
+
+WorkerBackend Backend(const WorkerOptions& options, const KernelOrder* order, ThreadPool* pool,
+                      ScoreLog* score_log) {
   WorkerBackend backend;
   backend.load = [pool, memory = options.memory_bytes](const internal::RankPlan& plan,
                                                        const LoadProgressFn& progress) {
     return LoadWeights(plan, *pool, progress, memory);
   };
-  backend.bind = [pool, isa = options.isa, memory = options.memory_bytes](
+  backend.bind = [pool, order, score_log, isa = options.isa, memory = options.memory_bytes](
                      const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
                      const internal::NumericsOptions& numerics) {
     StepRunner::Options bind;
     bind.numerics = numerics;
     bind.isa = isa;
+    bind.kernel_order = order;
     bind.pool = pool;
     bind.max_workspace_bytes = memory - std::min(memory, weights->arena_bytes);
+    if (score_log != nullptr) {
+      bind.logits_tap = [score_log, begin = static_cast<uint32_t>(VocabBegin(plan.graph()))](
+                            uint32_t, uint32_t position, absl::Span<const float> logits) {
+        score_log->Write(position, begin, logits);
+      };
+    }
     return StepRunner::Bind(plan, std::move(weights), bind);
   };
   backend.join = [](const std::string& id, int rank, int world, absl::Duration timeout,
@@ -102,6 +142,15 @@ WorkerBackend Backend(const WorkerOptions& options, ThreadPool* pool) {
     return JoinShmCollective(id, rank, world, timeout, &stop);
   };
   backend.self_test = &SelfTestCollective;
+  backend.measure_memory = &MeasureMemory;
+  backend.require_fast_kernels = options.require_fast_kernels;
+  for (const ProbeFigure& figure : order->figures()) {
+    internal::ProbeFigure& out = backend.probe.emplace_back();
+    out.set_kernel(figure.kernel);
+    out.set_activations(FormName(figure.form));
+    out.set_tokens(static_cast<uint32_t>(figure.tokens));
+    out.set_gmacs_per_s(figure.gmacs_per_s);
+  }
   return backend;
 }
 
@@ -135,15 +184,37 @@ int Main(int argc, char** argv) {
     metrics = *std::move(served);
   }
 
-  ThreadPool pool(options->threads);
+  std::unique_ptr<ScoreLog> score_log;
+  if (!options->score_log.empty()) {
+    auto opened = ScoreLog::Open(options->score_log);
+    if (!opened.ok()) {
+      std::fprintf(stderr, "bitshard-worker: %s\n", std::string(opened.status().message()).c_str());
+      return kExitBadFlags;
+    }
+    score_log = *std::move(opened);
+  }
+
+  const auto before_probe = std::chrono::steady_clock::now();
+  const KernelOrder order = options->isa_forced ? KernelOrder() : ProbeKernels(options->isa);
+  const auto probe_time = std::chrono::steady_clock::now() - before_probe;
+
+  ThreadPool pool(options->threads, options->cpus,
+                  options->crowded ? 0 : ThreadPool::kDefaultSpinNs);
   WorkerService::Options service_options;
   service_options.coordinator = options->coordinator;
   service_options.credentials = grpc::InsecureChannelCredentials();
   service_options.registration = Registration(*options);
   service_options.coordinator_timeout = options->coordinator_timeout;
-  LogInfo("worker: starting pid={} coordinator={} threads={} memory_bytes={} isa={}", getpid(),
-          options->coordinator, options->threads, options->memory_bytes, IsaName(options->isa));
-  WorkerService service(std::move(service_options), Backend(*options, &pool), metrics.get());
+  WorkerBackend backend = Backend(*options, &order, &pool, score_log.get());
+  const std::chrono::microseconds age = ProcessAge();
+  backend.process_start = std::chrono::steady_clock::now() - age;
+  backend.bring_up.set_process_start_us(static_cast<uint64_t>(age.count()));
+  backend.bring_up.set_kernel_probe_us(static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(probe_time).count()));
+  LogInfo("worker: starting pid={} coordinator={} threads={} pinned={} memory_bytes={} isa={}",
+          getpid(), options->coordinator, options->threads, !options->cpus.empty(),
+          options->memory_bytes, IsaName(options->isa));
+  WorkerService service(std::move(service_options), std::move(backend), metrics.get());
 
   std::thread([&service, signals] {
     int signal = 0;

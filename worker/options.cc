@@ -36,14 +36,26 @@ ABSL_FLAG(std::string, memory, "80%",
           "available now, "
           "divided by --local-ranks");
 ABSL_FLAG(std::string, isa, "auto",
-          "widest instruction set that kernels may use: auto, scalar, avx2, avx512vnni. All give "
-          "the same bits");
+          "widest instruction set that kernels may use: auto (what a measurement at start finds "
+          "fastest), scalar, avx2, avx512vnni. All give the same bits");
+ABSL_FLAG(
+    std::string, require_kernels, "any",
+    "fast: refuse a model of which anything would run on a fallback (reference, or scalar on a "
+    "machine with more); any: report it");
+ABSL_FLAG(std::string, pin, "auto",
+          "auto: compute threads stay on CPUs of their own where the workers of this host fill all "
+          "that they may use; off: the system places them");
 ABSL_FLAG(int, local_rank, 0,
-          "which of the workers on this host this is; a preference for the order of ranks");
+          "which of the workers on this host this is; a preference for the order of ranks, and "
+          "which CPUs are its own");
 ABSL_FLAG(int, local_ranks, 1,
           "how many workers share this host: default threads and memory are divided by it");
 ABSL_FLAG(int, metrics_port, 0, "port of the Prometheus page at /metrics; 0 = none");
 ABSL_FLAG(std::string, metrics_host, "127.0.0.1", "address that the metrics page listens on");
+ABSL_FLAG(
+    std::string, score_log, "",
+    "folder for a file with the raw logits of every scored or sampled position (`bitshard eval` "
+    "reads it); empty = none");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(
     bool, exit_with_parent, false,
@@ -170,6 +182,11 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   options.threads =
       threads != 0 ? threads : std::clamp(AvailableCpus() / local_ranks, 1, kMaxThreads);
 
+  const std::string pin = absl::GetFlag(FLAGS_pin);
+  if (pin != "auto" && pin != "off") return BadFlag("pin", pin, "use auto or off");
+  if (pin == "auto") options.cpus = CpusOfRank(local_rank, local_ranks, options.threads);
+  options.crowded = int64_t{local_ranks} * options.threads > AvailableCpus();
+
   const std::string memory = absl::GetFlag(FLAGS_memory);
   const absl::StatusOr<uint64_t> bytes =
       ParseMemory(memory, AvailableMemoryBytes() / static_cast<uint64_t>(local_ranks));
@@ -192,7 +209,13 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
           absl::StrCat("this machine offers ", std::string(IsaName(BestIsa())), reasons));
     }
     options.isa = *parsed;
+    options.isa_forced = true;
   }
+
+  const std::string kernels = absl::GetFlag(FLAGS_require_kernels);
+  if (kernels != "any" && kernels != "fast")
+    return BadFlag("require-kernels", kernels, "use any or fast");
+  options.require_fast_kernels = kernels == "fast";
 
   const int port = absl::GetFlag(FLAGS_metrics_port);
   if (port < 0 || port > 65535) {
@@ -201,6 +224,7 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   if (port != 0)
     options.metrics_address = absl::StrCat(absl::GetFlag(FLAGS_metrics_host), ":", port);
 
+  options.score_log = absl::GetFlag(FLAGS_score_log);
   options.log_level = absl::GetFlag(FLAGS_log_level);
   options.exit_with_parent = absl::GetFlag(FLAGS_exit_with_parent);
   options.coordinator_timeout = absl::GetFlag(FLAGS_coordinator_timeout);

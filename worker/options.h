@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,11 +17,16 @@ struct WorkerOptions {
   std::string coordinator;  // host:port
   std::string token;        // content of --token-file
   int threads = 1;
+  std::vector<int> cpus;  // of the threads, one each; empty: unpinned
+  bool crowded = false;   // the workers of this host have more threads than it has CPUs
   uint64_t memory_bytes = 0;
   Isa isa = Isa::kScalar;
+  bool isa_forced = false;  // by --isa: no probe
+  bool require_fast_kernels = false;
   uint32_t local_rank = 0;
   uint32_t local_ranks = 1;
   std::string metrics_address;  // "" = no page
+  std::string score_log;        // folder; "" = none
   std::string log_level;
   bool exit_with_parent = false;
   absl::Duration coordinator_timeout = absl::InfiniteDuration();

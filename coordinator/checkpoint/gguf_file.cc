@@ -28,14 +28,14 @@ TensorInfo ToTensorInfo(const GgufTensor& tensor, uint32_t file) {
   const GgufType* const type = FindGgufType(tensor.type);
   CHECK(type != nullptr);
   TensorInfo info{.name = CanonicalGgufName(tensor.name),
-                  .source_name = tensor.name,
                   .format = std::string(type->name),
                   .shape = {tensor.dims.rbegin(), tensor.dims.rend()},
                   .rows = 1,
                   .cols = tensor.dims[0],
-                  .file = file,
-                  .offset = tensor.offset,
-                  .bytes = tensor.bytes};
+                  .parts = {{.source_name = tensor.name,
+                             .file = file,
+                             .offset = tensor.offset,
+                             .bytes = tensor.bytes}}};
   for (size_t d = 1; d < tensor.dims.size(); ++d)
     info.rows *= tensor.dims[d];  // the product has been checked
   return info;

@@ -1,12 +1,13 @@
 #include "coordinator/checkpoint/hf_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "coordinator/checkpoint/config_limits.h"
@@ -141,22 +142,19 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& config, uint64_t head_dim
   return rope;
 }
 
-absl::Status RefuseQuantization(const JsonFields& config) {
-  for (const char* key : {"quantization_config", "compression_config"}) {
-    const Json* const quantization = config.Find(key);
-    if (quantization == nullptr) continue;
-    std::string method = "unknown";
-    if (quantization->is_object()) {
-      ASSIGN_OR_RETURN(const auto given,
-                       JsonFields(*quantization, config.where()).String("quant_method"));
-      method = absl::AsciiStrToLower(given.value_or(method));
-    }
-    return absl::UnimplementedError(
-        absl::StrCat(config.where(), ": quant_method '", method,
-                     "' is not supported; supported are unquantized BF16, F16 and F32 "
-                     "safetensors, and GGUF files"));
+// Whether any layer has the window. Configs name one that no layer uses: Qwen2's is off unless
+// "use_sliding_window" says otherwise, and then the first max_window_layers layers go without.
+absl::StatusOr<bool> HasSlidingLayers(const JsonFields& fields, const ModelConfig& config) {
+  const bool is_qwen2 = absl::StartsWith(config.architecture, "Qwen2");
+  ASSIGN_OR_RETURN(const auto use_window, fields.Bool("use_sliding_window"));
+  if (!use_window.value_or(!is_qwen2)) return false;
+  const Json* const types = fields.Find("layer_types");
+  if (types != nullptr && types->is_array()) {
+    return !std::all_of(types->begin(), types->end(),
+                        [](const Json& type) { return type == "full_attention"; });
   }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto full_layers, fields.Unsigned("max_window_layers", UINT32_MAX));
+  return !is_qwen2 || full_layers.value_or(0) < config.layers;
 }
 
 absl::StatusOr<std::string> Architecture(const JsonFields& root) {
@@ -175,7 +173,6 @@ absl::StatusOr<ModelConfig> ParseHfConfig(std::string_view json, const std::stri
   if (!root.is_object())
     return absl::InvalidArgumentError(absl::StrCat(where, " is not a JSON object"));
   const JsonFields outer(root, where);
-  RETURN_IF_ERROR(RefuseQuantization(outer));
   ModelConfig config;
   ASSIGN_OR_RETURN(config.architecture, Architecture(outer));
 
@@ -184,7 +181,6 @@ absl::StatusOr<ModelConfig> ParseHfConfig(std::string_view json, const std::stri
   const bool is_wrapper = nested != nullptr && nested->is_object();
   const JsonFields fields(is_wrapper ? *nested : root,
                           is_wrapper ? absl::StrCat(where, ": text_config") : where);
-  if (is_wrapper) RETURN_IF_ERROR(RefuseQuantization(fields));
 
   const auto read = [&fields](const char* key, uint64_t max, auto& out) -> absl::Status {
     ASSIGN_OR_RETURN(const auto value, fields.Unsigned(key, max));
@@ -206,8 +202,8 @@ absl::StatusOr<ModelConfig> ParseHfConfig(std::string_view json, const std::stri
         absl::StrCat(fields.where(), ": heads of ", config.head_dim, " are too wide"));
   }
   RETURN_IF_ERROR(read("sliding_window", kMaxContextLength, config.sliding_window));
-  ASSIGN_OR_RETURN(const auto use_window, fields.Bool("use_sliding_window"));
-  if (!use_window.value_or(true)) config.sliding_window = 0;
+  ASSIGN_OR_RETURN(const bool slides, HasSlidingLayers(fields, config));
+  if (!slides) config.sliding_window = 0;
 
   ASSIGN_OR_RETURN(const auto epsilon, fields.Number("rms_norm_eps"));
   config.rms_norm_epsilon = epsilon.value_or(0);

@@ -11,8 +11,8 @@
 
 namespace bitshard {
 
-// `where` names the file in messages. UNIMPLEMENTED for quantization methods and rope types that we
-// do not have.
+// `where` names the file in messages. UNIMPLEMENTED for rope types that we do not have. What it
+// says of quantization is quantization.h's affair.
 absl::StatusOr<ModelConfig> ParseHfConfig(std::string_view json, const std::string& where);
 
 }  // namespace bitshard

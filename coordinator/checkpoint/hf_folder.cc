@@ -14,8 +14,10 @@
 #include "coordinator/checkpoint/input_file.h"
 #include "coordinator/checkpoint/json.h"
 #include "coordinator/checkpoint/model_digest.h"
+#include "coordinator/checkpoint/quantization.h"
 #include "coordinator/checkpoint/safetensors.h"
 #include "coordinator/checkpoint/token_ids.h"
+#include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 
 namespace bitshard {
@@ -126,17 +128,36 @@ absl::Status RefuseUndeclaredQuantization(const fs::path& folder, const TensorIn
       if (!absl::EndsWith(tensor.name, {suffix.data(), suffix.size()})) continue;
       return absl::UnimplementedError(
           absl::StrCat(folder.string(), ": tensor '", tensor.name,
-                       "' belongs to a quantized form that is not supported; supported are "
-                       "unquantized BF16, F16 and F32 safetensors, and GGUF files"));
+                       "' belongs to a quantized form, but config.json declares none; supported "
+                       "are ",
+                       kSupportedQuantization));
     }
   }
   for (const char* file : {"hf_quant_config.json", "quantize_config.json", "quant_config.json"}) {
     if (!PathExists((folder / file).string())) continue;
-    return absl::UnimplementedError(
-        absl::StrCat((folder / file).string(),
-                     " declares a quantization; supported are "
-                     "unquantized BF16, F16 and F32 safetensors, and GGUF files"));
+    return absl::UnimplementedError(absl::StrCat(
+        (folder / file).string(), " declares a quantization that is not supported; supported are ",
+        kSupportedQuantization));
   }
+  return absl::OkStatus();
+}
+
+// Quantized, the embedding and the head are two matrices where both are stored, whatever the config
+// says of tied ones; where only the head is stored it is the embedding too.
+absl::Status UntieWhatIsStored(Checkpoint& checkpoint) {
+  constexpr char kEmbedding[] = "model.embed_tokens.weight", kHead[] = "lm_head.weight";
+  const TensorInfo* const embedding = checkpoint.index.Find(kEmbedding);
+  const TensorInfo* const head = checkpoint.index.Find(kHead);
+  if (!checkpoint.config.tied_embeddings || head == nullptr) return absl::OkStatus();
+  if (embedding == nullptr) {
+    TensorInfo shared = *head;
+    shared.name = kEmbedding;
+    return checkpoint.index.Add(std::move(shared));
+  }
+  if (embedding->parts.size() == 1 && head->parts.size() == 1) return absl::OkStatus();
+  LogWarning("checkpoint: tied embeddings overruled file={} reason=both_are_stored",
+             checkpoint.path);
+  checkpoint.config.tied_embeddings = false;
   return absl::OkStatus();
 }
 
@@ -179,8 +200,14 @@ absl::StatusOr<Checkpoint> OpenHfFolder(const std::string& folder_path) {
                                                  "can run code and are never read; convert them to "
                                                  "safetensors"));
   }
+  ASSIGN_OR_RETURN(const auto quantization, FindQuantization(config_json, config_path));
   RETURN_IF_ERROR(IndexSafetensorsFolder(folder_path, checkpoint.index));
-  RETURN_IF_ERROR(RefuseUndeclaredQuantization(folder, checkpoint.index));
+  if (quantization) {
+    ASSIGN_OR_RETURN(checkpoint.index, ApplyQuantization(*quantization, checkpoint.index));
+    RETURN_IF_ERROR(UntieWhatIsStored(checkpoint));
+  } else {
+    RETURN_IF_ERROR(RefuseUndeclaredQuantization(folder, checkpoint.index));
+  }
 
   HfTokenizerFiles tokenizer;
   ASSIGN_OR_RETURN(tokenizer.tokenizer_json, ReadIfThere(folder / "tokenizer.json"));

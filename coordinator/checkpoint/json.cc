@@ -1,6 +1,8 @@
 #include "coordinator/checkpoint/json.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -95,6 +97,50 @@ class Builder final : public nlohmann::json_sax<Json> {
   size_t values_ = 0;
 };
 
+// Keeps the keys of the object at one path.
+class KeyRecorder final : public nlohmann::json_sax<Json> {
+ public:
+  explicit KeyRecorder(const std::vector<std::string>& path) : path_(path) {}
+  std::vector<std::string> Take() { return std::move(keys_); }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return Open(); }
+  bool end_object() override { return Close(); }
+  bool start_array(size_t) override { return Open(); }
+  bool end_array() override { return Close(); }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
+  }
+
+  bool key(string_t& name) override {
+    const bool is_here =
+        open_.size() == path_.size() + 1 && std::equal(path_.begin(), path_.end(), open_.begin());
+    if (is_here) keys_.push_back(name);
+    open_.back() = std::move(name);
+    return true;
+  }
+
+ private:
+  bool Open() {
+    open_.emplace_back();  // in an array it stays: no such key
+    return true;
+  }
+  bool Close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const std::vector<std::string>& path_;
+  std::vector<std::optional<std::string>> open_;  // the key at which each open container is
+  std::vector<std::string> keys_;
+};
+
 }  // namespace
 
 absl::StatusOr<Json> ParseJson(std::string_view text, const std::string& where) {
@@ -103,6 +149,13 @@ absl::StatusOr<Json> ParseJson(std::string_view text, const std::string& where) 
     return absl::DataLossError(absl::StrCat(where, ": ", builder.error()));
   }
   return builder.Take();
+}
+
+std::vector<std::string> KeysInFileOrder(std::string_view text,
+                                         const std::vector<std::string>& path) {
+  KeyRecorder recorder(path);
+  Json::sax_parse(text.begin(), text.end(), &recorder);
+  return recorder.Take();
 }
 
 const Json* JsonFields::Find(const char* key) const {

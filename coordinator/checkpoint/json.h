@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
@@ -17,6 +18,11 @@ using Json = nlohmann::json;
 
 // `where` names the text in messages. DATA_LOSS unless `text` is one JSON value.
 absl::StatusOr<Json> ParseJson(std::string_view text, const std::string& where);
+
+// The keys of the object at `path` in the order in which the text has them, which Json forgets.
+// Empty when there is no object at this place. REQUIRES: ParseJson(text) is OK.
+std::vector<std::string> KeysInFileOrder(std::string_view text,
+                                         const std::vector<std::string>& path);
 
 // The members of a JSON object by name, with the checks that every reader of a config needs. A
 // missing member and null are the same. Errors name the file and the key. The object outlives the

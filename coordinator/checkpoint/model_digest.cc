@@ -16,7 +16,7 @@ namespace bitshard {
 namespace {
 
 constexpr uint64_t kSampleBytes = 512;
-constexpr uint64_t kSampledTensors = 2048;
+constexpr uint64_t kSampledParts = 2048;
 
 void AddNumber(double number, Sha256& sha) { sha.AddField(std::bit_cast<uint64_t>(number)); }
 
@@ -66,13 +66,16 @@ void AddIndex(const TensorIndex& index, Sha256& sha) {
   }
   for (const TensorInfo& tensor : index.tensors()) {
     sha.AddField(std::string_view(tensor.name));
-    sha.AddField(std::string_view(tensor.source_name));
     sha.AddField(std::string_view(tensor.format));
     sha.AddField(tensor.shape.size());
     for (uint64_t dimension : tensor.shape) sha.AddField(dimension);
-    sha.AddField(tensor.file);
-    sha.AddField(tensor.offset);
-    sha.AddField(tensor.bytes);
+    sha.AddField(tensor.parts.size());
+    for (const TensorPart& part : tensor.parts) {
+      sha.AddField(std::string_view(part.source_name));
+      sha.AddField(part.file);
+      sha.AddField(part.offset);
+      sha.AddField(part.bytes);
+    }
   }
 }
 
@@ -82,14 +85,17 @@ absl::Status AddWeightSamples(const TensorIndex& index, Sha256& sha) {
     ASSIGN_OR_RETURN(InputFile opened, InputFile::Open(file.path));
     files.push_back(std::move(opened));
   }
-  const size_t stride = CeilDiv(std::max<size_t>(index.tensors().size(), 1), kSampledTensors);
-  for (size_t i = 0; i < index.tensors().size(); i += stride) {
-    const TensorInfo& tensor = index.tensors()[i];
-    const uint64_t piece = std::min(tensor.bytes, kSampleBytes);
-    const uint64_t last = tensor.bytes - piece;
+  std::vector<const TensorPart*> parts;
+  for (const TensorInfo& tensor : index.tensors()) {
+    for (const TensorPart& part : tensor.parts) parts.push_back(&part);
+  }
+  const size_t stride = CeilDiv(std::max<size_t>(parts.size(), 1), kSampledParts);
+  for (size_t i = 0; i < parts.size(); i += stride) {
+    const TensorPart& part = *parts[i];
+    const uint64_t piece = std::min(part.bytes, kSampleBytes);
+    const uint64_t last = part.bytes - piece;
     for (const uint64_t at : {uint64_t{0}, last / 2, last}) {
-      ASSIGN_OR_RETURN(const std::string bytes,
-                       files[tensor.file].ReadAt(tensor.offset + at, piece));
+      ASSIGN_OR_RETURN(const std::string bytes, files[part.file].ReadAt(part.offset + at, piece));
       sha.AddField(std::string_view(bytes));
     }
   }

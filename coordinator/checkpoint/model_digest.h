@@ -11,12 +11,12 @@
 
 namespace bitshard {
 
-// Hex SHA-256 over every field of the config and every tensor's names, shape, format, file name and
-// byte range. Says nothing of the weights' values.
+// Hex SHA-256 over every field of the config and every tensor's names, shape, format, file names
+// and byte ranges. Says nothing of the weights' values.
 std::string IndexDigest(const ModelConfig& config, const TensorIndex& index);
 
 // The same, and pieces of the weights themselves: the first, middle and last 512 bytes of the
-// tensors, at most 2,048 tensors, evenly chosen. Training changes nearly every value, so that
+// stored parts, at most 2,048 parts, evenly chosen. Training changes nearly every value, so that
 // another model cannot pass for this one; a few changed bytes can. Reads under 4 MB, whatever the
 // size of the model.
 absl::StatusOr<std::string> ModelDigest(const ModelConfig& config, const TensorIndex& index);

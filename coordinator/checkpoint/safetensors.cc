@@ -139,14 +139,14 @@ absl::Status CheckTiling(const SafetensorsHeader& header, uint64_t data_bytes,
 TensorInfo ToTensorInfo(const SafetensorsHeader::Entry& entry, uint32_t file,
                         uint64_t data_offset) {
   TensorInfo info{.name = entry.name,
-                  .source_name = entry.name,
                   .format = entry.format,
                   .shape = entry.shape,
                   .rows = 1,
                   .cols = entry.shape.empty() ? 1 : entry.shape.back(),
-                  .file = file,
-                  .offset = data_offset + entry.begin,
-                  .bytes = entry.end - entry.begin};
+                  .parts = {{.source_name = entry.name,
+                             .file = file,
+                             .offset = data_offset + entry.begin,
+                             .bytes = entry.end - entry.begin}}};
   // No overflow: the product with cols has been checked, unless a dimension is 0; then nothing is
   // stored anyway.
   for (size_t i = 0; i + 1 < entry.shape.size(); ++i) {

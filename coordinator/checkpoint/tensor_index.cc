@@ -6,20 +6,26 @@
 
 namespace bitshard {
 
+uint64_t TensorInfo::bytes() const {
+  uint64_t total = 0;  // parts lie inside of files, apart: no overflow
+  for (const TensorPart& part : parts) total += part.bytes;
+  return total;
+}
+
 uint32_t TensorIndex::AddFile(CheckpointFile file) {
   files_.push_back(std::move(file));
   return static_cast<uint32_t>(files_.size() - 1);
 }
 
 absl::Status TensorIndex::Add(TensorInfo tensor) {
-  CHECK_LT(tensor.file, files_.size());
+  CHECK(!tensor.parts.empty());
+  for (const TensorPart& part : tensor.parts) CHECK_LT(part.file, files_.size());
   const auto [entry, inserted] = by_name_.try_emplace(tensor.name, tensors_.size());
   if (!inserted) {
     const TensorInfo& first = tensors_[entry->second];
-    return absl::DataLossError(absl::StrCat(files_[tensor.file].path, ": tensor '",
-                                            tensor.source_name, "' (", tensor.name,
-                                            ") is already in ", files_[first.file].path, " as '",
-                                            first.source_name, "'; remove one of them"));
+    return absl::DataLossError(absl::StrCat(PathOf(tensor), ": tensor '", tensor.source_name(),
+                                            "' (", tensor.name, ") is already in ", PathOf(first),
+                                            " as '", first.source_name(), "'; remove one of them"));
   }
   tensors_.push_back(std::move(tensor));
   return absl::OkStatus();

@@ -68,7 +68,10 @@ std::optional<Admission::Refusal> Admission::Judge(const GenerateRequest& reques
   if (scheduling_.group != EngineStats::GroupState::kReady && !group_may_come_back) {
     return Refusal{RejectReason::kGroupDown, GroupNotReadyError(group_cause_)};
   }
-  const uint64_t total_tokens = request.prompt_tokens.size() + uint64_t{request.max_tokens};
+  // The last of the tokens that are generated needs no place in the cache; of those that are given
+  // each does.
+  const uint64_t total_tokens = request.prompt_tokens.size() +
+                                (request.score_from.has_value() ? 1 : uint64_t{request.max_tokens});
   if (total_tokens > scheduling_.max_request_tokens) {
     return Refusal{RejectReason::kKvImpossible,
                    KvPoolTooSmallError(request.prompt_tokens.size(), request.max_tokens,
@@ -97,7 +100,11 @@ std::optional<Admission::Refusal> Admission::JudgeFields(const GenerateRequest& 
     return Refusal{RejectReason::kBadRequest,
                    BadFieldError("prompt", "is empty; give at least one token")};
   }
-  if (request.max_tokens == 0) {
+  if (request.score_from.value_or(0) > request.prompt_tokens.size()) {
+    return Refusal{RejectReason::kBadRequest,
+                   BadFieldError("first_token", "must not be beyond the last token")};
+  }
+  if ((request.max_tokens == 0) != request.score_from.has_value()) {
     return Refusal{RejectReason::kBadRequest, BadFieldError("max_tokens", "must be at least 1")};
   }
   const uint64_t limit = options_.context_tokens > 0

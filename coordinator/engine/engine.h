@@ -32,6 +32,7 @@ struct TokenLogprobs {
   std::vector<std::pair<int32_t, float>> top;
 };
 
+// Generated, or, with `score_from`, a request for the log-probabilities of its own tokens.
 struct GenerateRequest {
   std::string request_id;  // unique among live requests of `caller`
   std::string caller;      // identity that scopes request_id and Abort; "" on an open port
@@ -50,6 +51,10 @@ struct GenerateRequest {
   bool ignore_eos = false;
   bool skip_special_tokens = true;
   int32_t priority = 0;  // lower first
+  // Nothing is generated: prompt_tokens from this index on are scored (0 as 1: the first has
+  // nothing before it), with top_logprobs alternatives each. max_tokens is 0, and only the prompt
+  // must fit the context. The scores come with the end.
+  std::optional<uint32_t> score_from;
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time received = absl::InfinitePast();
 };
@@ -67,13 +72,15 @@ struct RequestTimings {
 };
 
 struct RequestEnd {
-  absl::Status status;  // OK: finish_reason is set
+  absl::Status status;  // OK: finish_reason is set (kLength when tokens were scored)
   std::optional<FinishReason> finish_reason;
   std::string matched_stop;              // stop string, when one matched
   std::optional<int32_t> matched_token;  // end or stop token, when one matched
   std::string tail_text;                 // text held back until the end; empty unless status is OK
   uint32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   RequestTimings timings;
+  // With score_from and an OK status: one a prompt token from max(1, score_from) on.
+  std::vector<TokenLogprobs> scores;
 };
 
 class RequestSink {

@@ -35,6 +35,7 @@ SequenceSpec SpecOf(SequenceId id, const GenerateRequest& request) {
   spec.sampling.set_seed(request.seed);
   spec.sampling.set_logprobs(request.logprobs);
   spec.sampling.set_top_logprobs(request.logprobs ? request.top_logprobs : 0);
+  spec.score_from = request.score_from;
   return spec;
 }
 
@@ -152,6 +153,9 @@ void EngineCore::StepDone(const internal::StepResult& result, absl::Time now) {
         ++committed;
         CommitToken(commit, now);
         break;
+      case Commit::Kind::kScores:
+        CommitScores(commit, now);
+        break;
       case Commit::Kind::kNonFinite:
         LogError("engine: non-finite logits request_id=\"{}\" output_index={} step={}",
                  absl::CHexEscape(live_.at(commit.id)->request.request_id), commit.output_index,
@@ -205,6 +209,25 @@ void EngineCore::CommitToken(const Commit& commit, absl::Time now) {
   End(commit.id, absl::OkStatus(), reason, *std::move(piece.end), now);
 }
 
+void EngineCore::CommitScores(const Commit& commit, absl::Time now) {
+  Live& live = *live_.at(commit.id);
+  const internal::StepScores& scores = *commit.scores;
+  const int count = scores.logprob_size();
+  const int top = count == 0 ? 0 : scores.top_size() / count;
+  for (int i = 0; i < count; ++i) {
+    TokenLogprobs& score = live.scores.emplace_back();
+    score.chosen = scores.logprob(i);
+    for (int t = i * top; t < (i + 1) * top; ++t) {
+      score.top.emplace_back(static_cast<int32_t>(scores.top(t).token()), scores.top(t).logprob());
+    }
+  }
+  if (!commit.last) return;
+  metrics_->PromptTokens(static_cast<uint32_t>(live.request.prompt_tokens.size()), 0);
+  TextStream::End end;
+  end.reason = FinishReason::kLength;
+  End(commit.id, absl::OkStatus(), EndReason::kLength, std::move(end), now);
+}
+
 void EngineCore::EndAll(const absl::Status& status, EndReason reason, absl::Time now) {
   std::vector<SequenceId> ids;
   ids.reserve(live_.size());
@@ -215,10 +238,13 @@ void EngineCore::EndAll(const absl::Status& status, EndReason reason, absl::Time
 
 void EngineCore::EndExpired(SequenceId id, absl::Time now) {
   const Live& live = *live_.at(id);
-  const std::string where = live.first_planned.has_value()
-                                ? absl::StrCat("after ", live.completion_tokens, " of at most ",
-                                               live.request.max_tokens, " tokens")
-                                : "while the request was waiting in the queue";
+  std::string where = "while the request was waiting in the queue";
+  if (live.first_planned.has_value() && live.request.score_from.has_value()) {
+    where = absl::StrCat("after ", live.scores.size(), " scored tokens");
+  } else if (live.first_planned.has_value()) {
+    where = absl::StrCat("after ", live.completion_tokens, " of at most ", live.request.max_tokens,
+                         " generated tokens");
+  }
   End(id, absl::DeadlineExceededError(absl::StrCat("the deadline passed ", where)),
       EndReason::kDeadline, now);
 }
@@ -255,6 +281,7 @@ void EngineCore::End(SequenceId id, absl::Status status, EndReason reason, TextS
     end.matched_stop = std::move(finish.matched_stop);
     end.matched_token = finish.matched_token;
     end.tail_text = std::move(finish.tail_text);
+    end.scores = std::move(live->scores);
   }
   end.status = std::move(status);
   end.prompt_tokens = summary.prompt_tokens;

@@ -82,6 +82,7 @@ class EngineCore {
     std::shared_ptr<RequestSink> sink;
     TextStream text;
     uint32_t completion_tokens = 0;
+    std::vector<TokenLogprobs> scores;  // committed so far
     std::optional<absl::Time> first_planned, first_token, last_token;
   };
   struct PlanOut {
@@ -94,6 +95,7 @@ class EngineCore {
   // False when there is nothing to plan.
   bool PlanStep(absl::Time now);
   void CommitToken(const Commit& commit, absl::Time now);
+  void CommitScores(const Commit& commit, absl::Time now);
   // The only way out for a request. `finish` with an OK status.
   void End(SequenceId id, absl::Status status, EndReason reason, TextStream::End finish,
            absl::Time now);

@@ -120,6 +120,10 @@ void Group::Received(ConnectionId connection, std::unique_ptr<internal::WorkerMe
     case internal::WorkerMessage::kFailure:
       OnFailure(*member, message->failure(), now);
       break;
+    case internal::WorkerMessage::kMemoryReport:
+      member->memory = message->memory_report();
+      member->memory_at = now;
+      break;
     case internal::WorkerMessage::kLeaving:
       Lose(connection,
            absl::UnavailableError(absl::StrCat("is leaving: ", message->leaving().reason())), now);
@@ -297,6 +301,7 @@ void Group::OnReady(Member& member, const internal::Ready& ready, absl::Time now
   if (ready.epoch() != epoch_ || state_ != State::kAllocating ||
       member.phase != Member::Phase::kAllocating)
     return;
+  member.bring_up = ready.bring_up();
   member.phase = Member::Phase::kReady;
   member.phase_since = member.moved_at = now;
   if (AllIn(Member::Phase::kReady)) BecomeReady(now);

@@ -39,6 +39,9 @@ struct Member {
   internal::Progress progress;  // while loading
   absl::Time progress_at;       // when it last moved
   internal::Loaded loaded;
+  internal::BringUp bring_up;  // since it was ready first
+  internal::MemoryReport memory;
+  absl::Time memory_at = absl::InfinitePast();  // when it came
 
   uint64_t step = 0;  // last begun, from heartbeats
   uint64_t op = 0;
@@ -64,8 +67,12 @@ struct RankSnapshot {
   bool busy = false;
   absl::Duration heartbeat_age;
   uint64_t done_bytes = 0, total_bytes = 0;  // while loading
-  uint64_t weight_bytes = 0, read_bytes = 0;
-  std::vector<std::string> kernels;
+  uint64_t weight_bytes = 0, read_bytes = 0, padding_bytes = 0, vector_bytes = 0;
+  internal::MemoryReport memory = {};
+  absl::Duration memory_age = absl::InfiniteDuration();  // infinite: there is none yet
+  internal::BringUp bring_up = {};
+  std::vector<internal::KernelChoice> kernels = {};
+  std::vector<internal::ProbeFigure> probe = {};
 };
 
 // A registered worker without a rank.

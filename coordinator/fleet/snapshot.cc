@@ -64,7 +64,13 @@ GroupSnapshot Group::Snapshot(absl::Time now) const {
     rank.total_bytes = member.progress.total_bytes();
     rank.weight_bytes = member.loaded.weight_bytes();
     rank.read_bytes = member.loaded.read_bytes();
+    rank.padding_bytes = member.loaded.padding_bytes();
+    rank.vector_bytes = member.loaded.vector_bytes();
+    rank.memory = member.memory;
+    rank.memory_age = now - member.memory_at;
+    rank.bring_up = member.bring_up;
     rank.kernels.assign(member.loaded.kernels().begin(), member.loaded.kernels().end());
+    rank.probe.assign(member.loaded.probe().begin(), member.loaded.probe().end());
   }
   switch (state_) {
     case State::kReady:

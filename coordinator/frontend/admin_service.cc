@@ -1,5 +1,6 @@
 #include "coordinator/frontend/admin_service.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -52,6 +53,23 @@ v1::GroupState State(GroupSnapshot::State state) {
   return v1::GROUP_STATE_UNSPECIFIED;
 }
 
+void FillBringUp(const internal::BringUp& times, v1::BringUpTimes* out) {
+  const auto set = [](uint64_t us, google::protobuf::Duration* duration) {
+    SetDuration(absl::Microseconds(static_cast<int64_t>(us)), duration);
+  };
+  set(times.process_start_us(), out->mutable_process_start());
+  set(times.kernel_probe_us(), out->mutable_kernel_probe());
+  set(times.registration_us(), out->mutable_registration());
+  set(times.read_us(), out->mutable_read());
+  set(times.pack_us(), out->mutable_pack());
+  set(times.load_us(), out->mutable_load());
+  set(times.bind_us(), out->mutable_bind());
+  set(times.join_us(), out->mutable_join());
+  set(times.self_test_us(), out->mutable_self_test());
+  set(times.kv_cache_us(), out->mutable_kv_cache());
+  set(times.total_us(), out->mutable_total());
+}
+
 void FillRank(const RankSnapshot& rank, v1::RankStatus* out) {
   out->set_rank(rank.rank);
   out->set_phase(Phase(rank));
@@ -68,6 +86,69 @@ void FillRank(const RankSnapshot& rank, v1::RankStatus* out) {
     out->set_total_bytes(rank.total_bytes);
   }
   if (rank.weight_bytes > 0) out->set_weight_bytes(rank.weight_bytes);
+  if (rank.bring_up.total_us() > 0) FillBringUp(rank.bring_up, out->mutable_bring_up());
+}
+
+void FillKernels(const RankSnapshot& rank, v1::RankKernels* out) {
+  for (const internal::KernelChoice& choice : rank.kernels) {
+    v1::KernelBinding& binding = *out->add_kernels();
+    binding.set_op(choice.op());
+    if (!choice.format().empty()) binding.set_format(choice.format());
+    binding.set_kernel(choice.kernel());
+    if (!choice.activations().empty()) binding.set_activations(choice.activations());
+    binding.set_layers(choice.nodes());
+    binding.set_first_layer(choice.first_node());
+    binding.set_speed(choice.fallback() ? v1::KERNEL_SPEED_FALLBACK : v1::KERNEL_SPEED_FAST);
+    std::string why;
+    for (const internal::RefusedChoice& refused : choice.refused()) {
+      v1::RefusedKernel& one = *binding.add_refused();
+      one.set_kernel(refused.kernel());
+      one.set_reason(refused.reason());
+      absl::StrAppend(&why, why.empty() ? "" : "; ", refused.kernel(), ": ", refused.reason());
+    }
+    if (!why.empty()) binding.set_refusal(why);
+    binding.set_text(absl::StrCat(choice.op(), choice.format().empty() ? "" : " ", choice.format(),
+                                  ": ", choice.kernel(), choice.fallback() ? ", a fallback" : "",
+                                  why.empty() ? "" : absl::StrCat(" (", why, ")"), " x",
+                                  choice.nodes()));
+  }
+  for (const internal::ProbeFigure& figure : rank.probe) {
+    v1::KernelProbe& probe = *out->add_probe();
+    probe.set_kernel(figure.kernel());
+    probe.set_activations(figure.activations());
+    probe.set_tokens(figure.tokens());
+    probe.set_gmacs_per_s(figure.gmacs_per_s());
+  }
+}
+
+void FillMemory(const RankSnapshot& rank, v1::RankMemory* out) {
+  out->set_rank(rank.rank);
+  out->set_pid(rank.pid);
+  if (rank.weight_bytes > 0) {
+    out->set_weight_bytes(rank.weight_bytes);
+    out->set_padding_bytes(rank.padding_bytes);
+    out->set_vector_bytes(rank.vector_bytes);
+    out->set_read_bytes(rank.read_bytes);
+  }
+  if (rank.memory_age == absl::InfiniteDuration()) return;  // not measured yet
+  const internal::MemoryReport& memory = rank.memory;
+  out->set_kv_cache_bytes(memory.kv_cache_bytes());
+  out->set_workspace_bytes(memory.workspace_bytes());
+  out->set_weight_resident_bytes(memory.weight_resident_bytes());
+  out->set_kv_cache_resident_bytes(memory.kv_cache_resident_bytes());
+  out->set_workspace_resident_bytes(memory.workspace_resident_bytes());
+  out->set_resident_bytes(memory.resident_bytes());
+  const uint64_t parts = memory.weight_resident_bytes() + memory.kv_cache_resident_bytes() +
+                         memory.workspace_resident_bytes();
+  out->set_other_bytes(memory.resident_bytes() - std::min(parts, memory.resident_bytes()));
+  out->set_peak_resident_bytes(memory.peak_resident_bytes());
+  for (const internal::MappedPart& part : memory.mappings()) {
+    v1::MemoryMapping& mapping = *out->add_mappings();
+    mapping.set_part(part.part());
+    mapping.set_address(part.address());
+    mapping.set_bytes(part.bytes());
+  }
+  SetDuration(rank.memory_age, out->mutable_age());
 }
 
 class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
@@ -124,7 +205,7 @@ class AdminService final : public RawAdmin {
             if (!rank.present) continue;
             v1::RankKernels& out = *answer->add_ranks();
             out.set_rank(rank.rank);
-            for (const std::string& line : rank.kernels) out.add_kernels()->set_text(line);
+            FillKernels(rank, &out);
           }
           return absl::OkStatus();
         });
@@ -133,11 +214,11 @@ class AdminService final : public RawAdmin {
   grpc::ServerUnaryReactor* GetMemoryReport(Context* context, const Bytes* request,
                                             Bytes* response) override {
     return AnswerUnary<v1::GetMemoryReportRequest, v1::GetMemoryReportResponse>(
-        context, request, response, [](const auto&, auto*) {
-          return absl::UnimplementedError(
-              "GetMemoryReport is not built yet; built: GetStatus (weight_bytes of each rank), "
-              "WatchStatus, "
-              "GetKernelReport, GetLoad, Drain");
+        context, request, response, [this](const auto&, v1::GetMemoryReportResponse* answer) {
+          for (const RankSnapshot& rank : sources_->group().ranks) {
+            if (rank.present) FillMemory(rank, answer->add_ranks());
+          }
+          return absl::OkStatus();
         });
   }
 

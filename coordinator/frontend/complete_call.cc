@@ -14,8 +14,8 @@ grpc::ServerUnaryReactor* CompleteCall::Start(const FrontendContext* frontend,
   auto call = std::make_shared<CompleteCall>(frontend, context, response);
   CompleteCall* raw = call.get();
   raw->self_ = std::move(call);
-  // The two requests are field for field the same.
-  raw->Begin(request, v1::CompleteRequest::descriptor()->full_name());
+  raw->Begin(request.Length(),
+             raw->ParseGenerate(request, v1::CompleteRequest::descriptor()->full_name()));
   return raw;
 }
 

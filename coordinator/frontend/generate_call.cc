@@ -17,7 +17,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateCall::Start(
   auto call = std::make_shared<GenerateCall>(frontend, context);
   GenerateCall* raw = call.get();
   raw->self_ = std::move(call);
-  raw->Begin(request, v1::GenerateRequest::descriptor()->full_name());
+  raw->Begin(request.Length(),
+             raw->ParseGenerate(request, v1::GenerateRequest::descriptor()->full_name()));
   return raw;
 }
 

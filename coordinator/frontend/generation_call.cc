@@ -33,35 +33,41 @@ std::string Metadata(const grpc::CallbackServerContext& context, const char* key
 
 }  // namespace
 
-void GenerationCall::Begin(const grpc::ByteBuffer& bytes, const std::string& message_name) {
+absl::StatusOr<GenerationCall::PrepareFn> GenerationCall::ParseGenerate(
+    const grpc::ByteBuffer& bytes, const std::string& message_name) const {
+  const auto request = std::make_shared<v1::GenerateRequest>();  // std::function wants copies
+  if (!ParseMessage(bytes, request.get()).ok()) return MalformedError(message_name);
+  return PrepareFn([frontend = frontend_, request] {
+    return PrepareRequest(*request, *frontend->model, frontend->engine->Stats().max_request_tokens);
+  });
+}
+
+void GenerationCall::Begin(size_t bytes, absl::StatusOr<PrepareFn> prepare) {
   received_ = absl::Now();
   const auto deadline = context_->deadline();
   deadline_ = deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
                                                                        : absl::FromChrono(deadline);
   caller_ = CallerOf(*context_);
   trace_ = Metadata(*context_, "traceparent");
-  auto request = std::make_unique<v1::GenerateRequest>();
-  if (!ParseMessage(bytes, request.get()).ok()) {
+  if (!prepare.ok()) {
     CountRefusal(RejectReason::kBadRequest);
-    Refuse(MalformedError(message_name));
+    Refuse(prepare.status());
     return;
   }
-  if (bytes.Length() <= kInlineBytes) {
-    PrepareAndSubmit(*request);
+  if (bytes <= kInlineBytes) {
+    PrepareAndSubmit(*prepare);
     return;
   }
-  // std::function wants copies.
-  std::shared_ptr<v1::GenerateRequest> shared = std::move(request);
   const std::shared_ptr<GenerationCall> self = shared_from_this();
-  if (frontend_->background->Run([self, shared] { self->PrepareAndSubmit(*shared); })) return;
+  const auto work = [self, prepare = *std::move(prepare)] { self->PrepareAndSubmit(prepare); };
+  if (frontend_->background->Run(work)) return;
   CountRefusal(RejectReason::kQueueFull);
   Refuse(WithRetryInfo(absl::ResourceExhaustedError("too many long prompts wait to be tokenized"),
                        absl::Seconds(1)));
 }
 
-void GenerationCall::PrepareAndSubmit(const v1::GenerateRequest& request) {
-  absl::StatusOr<PreparedRequest> prepared =
-      PrepareRequest(request, *frontend_->model, frontend_->engine->Stats().max_request_tokens);
+void GenerationCall::PrepareAndSubmit(const PrepareFn& prepare) {
+  absl::StatusOr<PreparedRequest> prepared = prepare();
   absl::Status status = prepared.status();
   if (status.ok()) {
     prepared_ = *std::move(prepared);

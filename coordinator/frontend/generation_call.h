@@ -1,5 +1,5 @@
-// One call that generates, whatever its shape: from bytes to an admitted request, and cancellation
-// on the way.
+// One call that goes through the engine, whatever its shape: from bytes to an admitted request, and
+// cancellation on the way.
 //
 // Shared by gRPC (until OnDone), the engine (until OnEnd) and the writer; the last one to let go
 // frees it. Threads: Begin on gRPC's thread; what follows on it or, for long prompts, on the
@@ -7,12 +7,14 @@
 // the writer.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
@@ -32,8 +34,17 @@ class GenerationCall : public RequestSink,
   GenerationCall(const FrontendContext* frontend, grpc::CallbackServerContext* context)
       : frontend_(frontend), context_(context) {}
 
-  // Parses, checks, tokenizes and submits. On any error Refuse is called, once.
-  void Begin(const grpc::ByteBuffer& bytes, const std::string& message_name);
+  // Checks and tokenizes what was parsed.
+  using PrepareFn = std::function<absl::StatusOr<PreparedRequest>()>;
+
+  // The PrepareFn of a GenerateRequest, or of a CompleteRequest, which is field for field the same;
+  // or why the bytes are none.
+  absl::StatusOr<PrepareFn> ParseGenerate(const grpc::ByteBuffer& bytes,
+                                          const std::string& message_name) const;
+
+  // Prepares and submits; a request of many bytes on the background thread. On any error Refuse is
+  // called, once.
+  void Begin(size_t bytes, absl::StatusOr<PrepareFn> prepare);
   // The call ends with `status`; nothing has been sent.
   virtual void Refuse(const absl::Status& status) = 0;
   // Nobody wants the answer any more: the client has gone, its deadline has passed, or it reads too
@@ -48,7 +59,7 @@ class GenerationCall : public RequestSink,
   PreparedRequest prepared_;                    // constant once submitted
 
  private:
-  void PrepareAndSubmit(const v1::GenerateRequest& request);
+  void PrepareAndSubmit(const PrepareFn& prepare);
   absl::Status Submit() ABSL_LOCKS_EXCLUDED(cancel_mu_);
   // Of a request that the engine never saw; it counts the others itself.
   void CountRefusal(RejectReason reason);

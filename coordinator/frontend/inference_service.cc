@@ -6,6 +6,7 @@
 
 #include "coordinator/frontend/complete_call.h"
 #include "coordinator/frontend/generate_call.h"
+#include "coordinator/frontend/score_call.h"
 #include "coordinator/frontend/text_methods.h"
 #include "coordinator/frontend/wire.h"
 #include "proto/inference.grpc.pb.h"
@@ -19,7 +20,7 @@ constexpr int kMaxAborts = 1024;
 absl::Status NotBuilt(absl::string_view method) {
   return absl::UnimplementedError(
       absl::StrCat(method,
-                   " is not built yet; built: Generate, Complete, Tokenize, Detokenize, "
+                   " is not built yet; built: Generate, Complete, Score, Tokenize, Detokenize, "
                    "ApplyChatTemplate, ListModels, Abort"));
 }
 
@@ -53,8 +54,7 @@ class InferenceService final : public RawInference {
   }
   grpc::ServerUnaryReactor* Score(Context* context, const Bytes* request,
                                   Bytes* response) override {
-    return AnswerUnary<v1::ScoreRequest, v1::ScoreResponse>(
-        context, request, response, [](const auto&, auto*) { return NotBuilt("Score"); });
+    return ScoreCall::Start(frontend_, context, *request, response);
   }
   grpc::ServerUnaryReactor* Embed(Context* context, const Bytes* request,
                                   Bytes* response) override {

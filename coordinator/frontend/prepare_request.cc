@@ -48,16 +48,6 @@ void CheckSampling(const v1::Sampling& s, FieldErrors& errors) {
   }
 }
 
-void CheckIds(const google::protobuf::RepeatedField<uint32_t>& ids, absl::string_view field,
-              uint32_t vocabulary_size, FieldErrors& errors) {
-  for (int i = 0; i < ids.size(); ++i) {
-    if (ids[i] < vocabulary_size) continue;
-    errors.Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("must be below the vocabulary size ",
-                                                              vocabulary_size, ", not ", ids[i]));
-    return;  // one is enough
-  }
-}
-
 void CheckStopping(const v1::Stopping& stop, uint32_t vocabulary_size, FieldErrors& errors) {
   if (stop.strings_size() > kMaxStopStrings) {
     errors.Add("stop.strings",
@@ -74,7 +64,7 @@ void CheckStopping(const v1::Stopping& stop, uint32_t vocabulary_size, FieldErro
     errors.Add("stop.token_ids",
                absl::StrCat("at most ", kMaxStopTokens, ", not ", stop.token_ids_size()));
   } else {
-    CheckIds(stop.token_ids(), "stop.token_ids", vocabulary_size, errors);
+    CheckTokenIds(stop.token_ids(), "stop.token_ids", vocabulary_size, errors);
   }
 }
 
@@ -82,16 +72,11 @@ void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model,
                  FieldErrors& errors) {
   switch (request.prompt_case()) {
     case v1::GenerateRequest::kText:
-      if (request.text().size() > MaxTextBytes(model)) {
-        errors.Add("text",
-                   absl::StrCat(request.text().size(), " bytes cannot fit the context of ",
-                                model.context_tokens, " tokens"),
-                   kReasonPromptTooLong);
-      }
+      CheckText(request.text(), model, errors);
       break;
     case v1::GenerateRequest::kTokens:
       if (request.tokens().ids().empty()) errors.Add("tokens.ids", "must not be empty");
-      CheckIds(request.tokens().ids(), "tokens.ids", model.vocabulary_size, errors);
+      CheckTokenIds(request.tokens().ids(), "tokens.ids", model.vocabulary_size, errors);
       break;
     case v1::GenerateRequest::kChat: {
       if (request.chat().messages().empty()) errors.Add("chat.messages", "must not be empty");
@@ -124,12 +109,7 @@ void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model,
 
 absl::Status CheckFields(const v1::GenerateRequest& request, const ServedModel& model) {
   FieldErrors errors;
-  if (request.has_request_id() && request.request_id().empty())
-    errors.Add("request_id", "must not be empty when set");
-  if (request.request_id().size() > kMaxIdBytes || !IsHeaderText(request.request_id())) {
-    errors.Add("request_id", absl::StrCat("must be at most ", kMaxIdBytes,
-                                          " printable ASCII characters without blanks"));
-  }
+  CheckRequestId(request.has_request_id(), request.request_id(), errors);
   CheckPrompt(request, model, errors);
   if (request.has_max_tokens() && request.max_tokens() == 0)
     errors.Add("max_tokens", "must be at least 1");
@@ -183,6 +163,48 @@ absl::Status CheckBuilt(const v1::GenerateRequest& request) {
 }
 
 }  // namespace
+
+void CheckTokenIds(const google::protobuf::RepeatedField<uint32_t>& ids, absl::string_view field,
+                   uint32_t vocabulary_size, FieldErrors& errors) {
+  for (int i = 0; i < ids.size(); ++i) {
+    if (ids[i] < vocabulary_size) continue;
+    errors.Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("must be below the vocabulary size ",
+                                                              vocabulary_size, ", not ", ids[i]));
+    return;  // one is enough
+  }
+}
+
+void CheckRequestId(bool given, const std::string& id, FieldErrors& errors) {
+  if (given && id.empty()) errors.Add("request_id", "must not be empty when set");
+  if (id.size() > kMaxIdBytes || !IsHeaderText(id)) {
+    errors.Add("request_id", absl::StrCat("must be at most ", kMaxIdBytes,
+                                          " printable ASCII characters without blanks"));
+  }
+}
+
+void CheckText(const std::string& text, const ServedModel& model, FieldErrors& errors) {
+  if (text.size() <= MaxTextBytes(model)) return;
+  errors.Add("text",
+             absl::StrCat(text.size(), " bytes cannot fit the context of ", model.context_tokens,
+                          " tokens"),
+             kReasonPromptTooLong);
+}
+
+absl::Status CheckPromptTokens(const std::vector<int32_t>& tokens, const std::string& field,
+                               const ServedModel& model) {
+  if (tokens.empty()) return BadFieldError(field, "gives no tokens; say something");
+  for (const int32_t token : tokens) {
+    if (token >= 0 && static_cast<uint32_t>(token) < model.vocabulary_size) continue;
+    return BadFieldError(
+        field, absl::StrCat("gives token ", token, ", but the model knows only ",
+                            model.vocabulary_size, ": its tokenizer does not fit its weights"));
+  }
+  return absl::OkStatus();
+}
+
+std::string DrawRequestId() {
+  return absl::StrCat("req-", absl::Hex(RandomBits(), absl::kZeroPad16));
+}
 
 uint64_t MaxTextBytes(const ServedModel& model) {
   return uint64_t{model.context_tokens} * kMaxBytesPerToken;
@@ -263,14 +285,7 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
     ASSIGN_OR_RETURN(out.prompt_tokens, TokenizeChat(rendered, model));
   }
   const uint64_t prompt_tokens = out.prompt_tokens.size();
-  if (prompt_tokens == 0) return BadFieldError(prompt_field, "gives no tokens; say something");
-  for (const int32_t token : out.prompt_tokens) {
-    if (token >= 0 && static_cast<uint32_t>(token) < model.vocabulary_size) continue;
-    return BadFieldError(
-        prompt_field,
-        absl::StrCat("gives token ", token, ", but the model knows only ", model.vocabulary_size,
-                     ": its tokenizer does not fit its weights"));
-  }
+  RETURN_IF_ERROR(CheckPromptTokens(out.prompt_tokens, prompt_field, model));
   if (prompt_tokens >= model.context_tokens) {
     return PromptTooLongError(
         prompt_field, absl::StrCat("the prompt has ", prompt_tokens, " tokens, the context holds ",
@@ -288,9 +303,7 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
   out.max_tokens =
       request.has_max_tokens() ? request.max_tokens() : static_cast<uint32_t>(by_default);
 
-  out.request_id = request.has_request_id()
-                       ? request.request_id()
-                       : absl::StrCat("req-", absl::Hex(RandomBits(), absl::kZeroPad16));
+  out.request_id = request.has_request_id() ? request.request_id() : DrawRequestId();
   const v1::Sampling& s = request.sampling();
   out.temperature = s.temperature();
   out.top_k = s.top_k();

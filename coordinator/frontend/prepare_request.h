@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "coordinator/engine/engine.h"
+#include "coordinator/frontend/field_errors.h"
 #include "coordinator/frontend/served_model.h"
 #include "proto/inference.pb.h"
 
@@ -28,6 +30,20 @@ struct PreparedRequest {
 // bounds the default of max_tokens. Times, caller and sink are the caller's business.
 absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& request,
                                                const ServedModel& model, uint64_t pool_tokens);
+
+// The same for tokens to score. A text is tokenized as a prompt is.
+absl::StatusOr<PreparedRequest> PrepareScore(const v1::ScoreRequest& request,
+                                             const ServedModel& model);
+
+// What both have in common. `given`: the field is set.
+void CheckRequestId(bool given, const std::string& id, FieldErrors& errors);
+void CheckTokenIds(const google::protobuf::RepeatedField<uint32_t>& ids, absl::string_view field,
+                   uint32_t vocabulary_size, FieldErrors& errors);
+void CheckText(const std::string& text, const ServedModel& model, FieldErrors& errors);
+// INVALID_ARGUMENT when there are none, or some that the model does not know.
+absl::Status CheckPromptTokens(const std::vector<int32_t>& tokens, const std::string& field,
+                               const ServedModel& model);
+std::string DrawRequestId();
 
 // The prompt of a conversation. `field`: where it stands in the request, for errors.
 absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& model,

@@ -31,6 +31,15 @@ void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& 
   for (const auto& [id, logprob] : logprobs.top) set(id, logprob, out->add_top());
 }
 
+void SetUsage(const RequestEnd& end, v1::Usage* out) {
+  out->set_prompt_tokens(end.prompt_tokens);
+  out->set_completion_tokens(end.completion_tokens);
+  out->set_cached_tokens(end.cached_tokens);
+  SetDuration(end.timings.queue, out->mutable_queue_time());
+  SetDuration(end.timings.prefill, out->mutable_prefill_time());
+  SetDuration(end.timings.decode, out->mutable_decode_time());
+}
+
 void SetFinished(const RequestEnd& end, v1::Finished* out) {
   CHECK(end.finish_reason.has_value());
   switch (*end.finish_reason) {
@@ -46,13 +55,7 @@ void SetFinished(const RequestEnd& end, v1::Finished* out) {
   } else if (end.matched_token) {
     out->set_token_id(static_cast<uint32_t>(*end.matched_token));
   }
-  v1::Usage& usage = *out->mutable_usage();
-  usage.set_prompt_tokens(end.prompt_tokens);
-  usage.set_completion_tokens(end.completion_tokens);
-  usage.set_cached_tokens(end.cached_tokens);
-  SetDuration(end.timings.queue, usage.mutable_queue_time());
-  SetDuration(end.timings.prefill, usage.mutable_prefill_time());
-  SetDuration(end.timings.decode, usage.mutable_decode_time());
+  SetUsage(end, out->mutable_usage());
 }
 
 void SetLoad(const EngineStats& stats, uint32_t block_tokens, v1::Load* out) {

@@ -19,6 +19,8 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* out);
 void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& tokenizer,
                  v1::TokenLogprobs* out);
 
+void SetUsage(const RequestEnd& end, v1::Usage* out);
+
 // REQUIRES: end.status is OK.
 void SetFinished(const RequestEnd& end, v1::Finished* out);
 

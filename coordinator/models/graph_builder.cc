@@ -26,6 +26,17 @@ bool IsMatrix(const TensorInfo& tensor, uint64_t rows, uint64_t cols) {
   return tensor.shape.size() == 2 && tensor.rows == rows && tensor.cols == cols;
 }
 
+bool HasAllParts(const TensorInfo& tensor, const WeightFormat& format, uint64_t rows,
+                 uint64_t cols) {
+  if (tensor.parts.size() != format.part_count()) return false;
+  for (size_t i = 0; i < tensor.parts.size(); ++i) {
+    const auto shape = format.ShapeOfPart(i, rows, cols);
+    if (!shape.ok() || CheckedMul(shape->rows, shape->row_bytes) != tensor.parts[i].bytes)
+      return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 GraphBuilder::GraphBuilder(const TensorIndex& index) : index_(index) {}
@@ -66,7 +77,7 @@ uint32_t GraphBuilder::AddWeight(const std::string& name, uint64_t rows, uint64_
     return 0;
   }
   const std::string where =
-      absl::StrCat(index_.files()[tensor->file].path, ": tensor '", tensor->source_name, "'");
+      absl::StrCat(index_.PathOf(*tensor), ": tensor '", tensor->source_name(), "'");
   const std::string wanted =
       vector ? absl::StrCat("[", cols, "]") : absl::StrCat("[", rows, ", ", cols, "]");
   if (vector ? !IsVector(*tensor, cols) : !IsMatrix(*tensor, rows, cols)) {
@@ -79,11 +90,15 @@ uint32_t GraphBuilder::AddWeight(const std::string& name, uint64_t rows, uint64_
     Fail(absl::UnimplementedError(absl::StrCat(where, ": ", format.status().message())));
     return 0;
   }
-  const auto row_bytes = (*format)->RowBytes(cols);
-  if (!row_bytes || CheckedMul(*row_bytes, rows) != tensor->bytes) {
-    Fail(absl::InvalidArgumentError(absl::StrCat(where, " has ", tensor->bytes,
+  if (!HasAllParts(*tensor, **format, rows, cols)) {
+    Fail(absl::InvalidArgumentError(absl::StrCat(where, " has ", tensor->bytes(),
                                                  " bytes, which is not ", wanted, " in format ",
                                                  tensor->format)));
+    return 0;
+  }
+  if (vector && (*format)->part_count() != 1) {
+    Fail(absl::UnimplementedError(
+        absl::StrCat(where, " is a vector in format ", tensor->format, "; must be unquantized")));
     return 0;
   }
   const auto [known, is_new] = weight_ids_.try_emplace(name, graph_.weights_size());

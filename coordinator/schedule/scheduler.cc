@@ -36,7 +36,7 @@ void Scheduler::EndEpoch() {
 }
 
 void Scheduler::Add(SequenceSpec spec) {
-  CHECK(!spec.prompt.empty() && spec.max_tokens > 0)
+  CHECK(!spec.prompt.empty() && (spec.max_tokens > 0 || spec.score_from.has_value()))
       << "sequence " << spec.id << " has nothing to do";
   const SequenceId id = spec.id;
   auto [entry, is_new] = sequences_.try_emplace(id, std::make_unique<Sequence>(std::move(spec)));
@@ -66,7 +66,11 @@ StepSchedule Scheduler::Schedule(bool allow_empty) {
   InFlightStep sent;
   sent.reserve(step.rows.size());
   for (const ScheduledRow& row : step.rows) {
-    sent.push_back({.id = row.sequence->id, .slot = row.slot, .sample = row.sample});
+    sent.push_back({.id = row.sequence->id,
+                    .slot = row.slot,
+                    .sample = row.sample,
+                    .score = row.score,
+                    .end = row.start + row.n_tokens});
   }
   in_flight_.push_back(std::move(sent));
   return step;
@@ -140,7 +144,8 @@ void Scheduler::AddRow(Sequence* sequence, uint32_t n_tokens, bool enters, StepS
   CHECK_OK(blocks.status());
   row.new_blocks = *std::move(blocks);
   sequence->blocks.insert(sequence->blocks.end(), row.new_blocks.begin(), row.new_blocks.end());
-  row.sample = sequence->computed + n_tokens == sequence->known();
+  row.score = sequence->scores;
+  row.sample = !row.score && sequence->computed + n_tokens == sequence->known();
   sequence->computed += n_tokens;
   sequence->has_run = true;
   if (row.sample) {
@@ -204,15 +209,20 @@ std::vector<Commit> Scheduler::CommitStep(const internal::StepResult& result) {
     return entry != sequences_.end() && entry->second->slot == row.slot;
   };
 
-  std::vector<Commit> commits;
-  for (const internal::StepOutput& output : result.outputs()) {
+  // The row that waits for this output; null when nobody does any more.
+  auto row_of = [&](const auto& output) -> SampledRow* {
     auto found = row_of_slot.find(output.slot());
     SampledRow* row = found == row_of_slot.end() ? nullptr : found->second;
-    if (row == nullptr || row->slot.gen != output.slot_gen() || row->answered ||
-        !still_there(*row)) {
-      ++stale_outputs_;
-      continue;
-    }
+    if (row != nullptr && row->slot.gen == output.slot_gen() && !row->answered && still_there(*row))
+      return row;
+    ++stale_outputs_;
+    return nullptr;
+  };
+
+  std::vector<Commit> commits;
+  for (const internal::StepOutput& output : result.outputs()) {
+    SampledRow* row = row_of(output);
+    if (row == nullptr) continue;
     Sequence* sequence = sequences_.find(row->id)->second.get();
     Commit commit{.id = row->id, .output_index = sequence->outputs(), .output = &output};
     if (output.flags() & internal::OUTPUT_NON_FINITE) {
@@ -228,13 +238,43 @@ std::vector<Commit> Scheduler::CommitStep(const internal::StepResult& result) {
     row->answered = true;
     commits.push_back(commit);
   }
+  for (const internal::StepScores& scores : result.scores()) {
+    SampledRow* row = row_of(scores);
+    if (row == nullptr) continue;
+    Commit commit{.id = row->id, .scores = &scores};
+    if (!TakeScores(*row, scores, &commit)) {
+      ++stale_outputs_;
+      continue;
+    }
+    row->answered = true;
+    commits.push_back(commit);
+  }
   for (const SampledRow& row : sent) {
-    if (!row.sample || row.answered || !still_there(row)) continue;
+    if (!(row.sample || row.score) || row.answered || !still_there(row)) continue;
     commits.push_back({.id = row.id,
                        .kind = Commit::Kind::kMissing,
                        .output_index = sequences_.find(row.id)->second->outputs()});
   }
   return commits;
+}
+
+bool Scheduler::TakeScores(const SampledRow& row, const internal::StepScores& scores,
+                           Commit* commit) {
+  commit->kind = Commit::Kind::kNonFinite;
+  if (scores.flags() & internal::OUTPUT_NON_FINITE) return true;
+  commit->kind = Commit::Kind::kScores;
+  Sequence& sequence = *sequences_.find(row.id)->second;
+  const uint32_t known = static_cast<uint32_t>(sequence.tokens.size());
+  // A row scores the tokens after its own; the last one has none.
+  const uint32_t end = std::max(sequence.next_score, std::min(row.end + 1, known));
+  const uint32_t count = end - sequence.next_score;
+  if (!row.score || static_cast<uint32_t>(scores.logprob_size()) != count ||
+      (count > 0 && scores.first() != sequence.next_score)) {
+    return false;
+  }
+  sequence.next_score = end;
+  commit->last = row.end == known;
+  return true;
 }
 
 uint32_t Scheduler::ChunkOf(const Sequence& sequence, const StepSchedule& step) const {

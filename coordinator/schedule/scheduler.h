@@ -44,6 +44,7 @@ struct ScheduledRow {
   bool enters = false;      // the sequence gets its slot in this step
   bool first_time = false;  // enters, and has never run before
   bool sample = false;
+  bool score = false;
   uint32_t output_index = 0;  // with sample
   std::vector<BlockId> new_blocks;
 };
@@ -60,14 +61,17 @@ struct StepSchedule {
 struct Commit {
   enum class Kind {
     kToken,      // appended to the sequence
+    kScores,     // of the tokens from `scores->first()` on; `last`: there are no more
     kNonFinite,  // the caller ends the sequence through Quarantine
-    kMissing,    // the row was to sample and brought nothing, or a token out of range; the caller
-                 // ends the sequence
+    kMissing,    // the row was to sample or to score and brought nothing, or a token out of range;
+                 // the caller ends the sequence
   };
   SequenceId id = 0;
   Kind kind = Kind::kToken;
   uint32_t output_index = 0;
-  const internal::StepOutput* output = nullptr;  // into the result; null with kMissing
+  const internal::StepOutput* output = nullptr;  // into the result, with kToken
+  const internal::StepScores* scores = nullptr;  // into the result, with kScores
+  bool last = false;                             // with kScores
 };
 
 class Scheduler {
@@ -97,7 +101,7 @@ class Scheduler {
 
   // Takes the result of the oldest step in flight. An output counts only when slot, slot_gen and
   // row are those of that step and of a sequence that still holds them, and output_index equals the
-  // committed count; others are dropped.
+  // committed count; others are dropped. Scores count when they go on where the committed ones end.
   std::vector<Commit> CommitStep(const internal::StepResult& result);
 
   uint32_t steps_in_flight() const { return static_cast<uint32_t>(in_flight_.size()); }
@@ -121,11 +125,15 @@ class Scheduler {
     SequenceId id;
     SlotRef slot;
     bool sample;
+    bool score;
+    uint32_t end;  // start + n_tokens
     bool answered = false;
   };
   using InFlightStep = std::vector<SampledRow>;
   using Queue = std::set<Sequence*, ServedBefore>;
 
+  // False: it is not what the row was to bring, and counts as nothing.
+  bool TakeScores(const SampledRow& row, const internal::StepScores& scores, Commit* commit);
   void ScheduleRunning(bool decodes, StepSchedule& step);
   void AdmitWaiting(StepSchedule& step);
   // Blocks for `sequence` to compute `n_tokens` more; preempts others, or `sequence` itself, when

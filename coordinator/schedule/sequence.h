@@ -5,6 +5,7 @@
 // Owned by Scheduler, engine thread. Counts are in tokens unless the name says blocks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -32,6 +33,9 @@ struct SequenceSpec {
   std::vector<uint32_t> prompt;  // not empty
   uint32_t max_tokens = 0;       // outputs, at least 1
   internal::SamplingParams sampling;
+  // The prompt's tokens from this one on are scored and nothing is sampled; max_tokens does not
+  // count.
+  std::optional<uint32_t> score_from;
 };
 
 struct Sequence {
@@ -39,17 +43,22 @@ struct Sequence {
       : id(spec.id),
         priority(spec.priority),
         n_prompt(static_cast<uint32_t>(spec.prompt.size())),
-        max_tokens(spec.max_tokens),
+        // A place for an output that never comes keeps the counts below alike.
+        max_tokens(spec.score_from.has_value() ? 1 : spec.max_tokens),
+        scores(spec.score_from.has_value()),
         sampling(std::move(spec.sampling)),
-        tokens(std::move(spec.prompt)) {}
+        tokens(std::move(spec.prompt)),
+        next_score(std::max<uint32_t>(1, spec.score_from.value_or(1))) {}
 
   const SequenceId id;
   const int32_t priority;
   const uint32_t n_prompt;
   const uint32_t max_tokens;
+  const bool scores;  // its tokens are scored, nothing is sampled
   const internal::SamplingParams sampling;
 
   std::vector<uint32_t> tokens;  // prompt and committed outputs; only Commit appends
+  uint32_t next_score = 1;       // with `scores`: the first token whose score is not committed yet
   uint32_t computed = 0;         // leading tokens whose KV the plans written so far produce
   uint32_t in_flight = 0;        // outputs that those plans sample and that are not committed yet
   std::vector<BlockId> blocks;   // just enough for `computed`; empty while waiting

@@ -12,6 +12,7 @@ void WriteNewSequence(const ScheduledRow& row, internal::NewSequence* out) {
   out->set_cached_tokens(row.start);
   out->mutable_blocks()->Add(row.new_blocks.begin(), row.new_blocks.end());
   *out->mutable_sampling() = sequence.sampling;
+  if (sequence.scores) out->set_score_from(sequence.next_score);
 }
 
 }  // namespace
@@ -29,7 +30,8 @@ std::unique_ptr<internal::StepPlan> WriteStepPlan(const StepSchedule& schedule,
     plan->add_start(row.start);
     plan->add_n_tokens(row.n_tokens);
     plan->add_output_index(row.output_index);
-    plan->add_flags(row.sample ? internal::ROW_SAMPLE : 0);
+    plan->add_flags((row.sample ? internal::ROW_SAMPLE : 0) |
+                    (row.score ? internal::ROW_SCORE : 0));
     plan->add_n_new_blocks(row.enters ? 0 : static_cast<uint32_t>(row.new_blocks.size()));
     if (!row.enters) plan->mutable_new_blocks()->Add(row.new_blocks.begin(), row.new_blocks.end());
   }

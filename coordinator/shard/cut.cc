@@ -148,8 +148,11 @@ class Cutter {
     const internal::Weight& stored = graph_.weights(static_cast<int>(weight));
     const WeightFormat* const format = FindFormat(stored.format());
     CHECK(format != nullptr) << stored.format();
-    const double bytes_per_value =
-        static_cast<double>(format->block_bytes()) / static_cast<double>(format->block_elements());
+    const auto bytes = StoredBytes(*format, stored.rows(), stored.cols());
+    CHECK_OK(bytes.status());  // the graph's builder has compared them with the file
+    const double bytes_per_value = static_cast<double>(*bytes) /
+                                   static_cast<double>(std::max<uint64_t>(1, stored.rows())) /
+                                   static_cast<double>(std::max<uint64_t>(1, stored.cols()));
     const WeightSlice& slice = ranks_[rank].weights[weight];
     return static_cast<double>(slice.rows.size()) * static_cast<double>(slice.cols.size()) *
            bytes_per_value;

@@ -10,22 +10,20 @@
 namespace bitshard {
 namespace {
 
-// The bytes of rows x [read_begin, read_end) as one range: a run of pieces, one a row, or one piece
-// where rows touch.
-internal::ByteRange RangeOf(const TensorInfo& tensor, const WeightFormat& format, const Run& rows,
-                            const ColumnSlice& cols) {
-  const uint64_t row_bytes = *format.RowBytes(tensor.cols);
-  const uint64_t piece_bytes = *format.RowBytes(cols.read_cols());
+// A sub-rectangle of a stored part as one range: a run of pieces, one a row, or one piece where
+// rows touch.
+internal::ByteRange RangeOf(const TensorPart& part, const PartShape& shape,
+                            const PartSlice& slice) {
   internal::ByteRange range;
-  range.set_offset(tensor.offset + rows.begin * row_bytes + *format.RowBytes(cols.read_begin));
-  if (piece_bytes == row_bytes || rows.size() == 1) {
-    range.set_length(rows.size() * piece_bytes);
-    range.set_stride(rows.size() * piece_bytes);
+  range.set_offset(part.offset + slice.row_begin * shape.row_bytes + slice.byte_begin);
+  if (slice.row_bytes() == shape.row_bytes || slice.rows() == 1) {
+    range.set_length(slice.bytes());
+    range.set_stride(slice.bytes());
     range.set_count(1);
   } else {
-    range.set_length(piece_bytes);
-    range.set_stride(row_bytes);
-    range.set_count(rows.size());
+    range.set_length(slice.row_bytes());
+    range.set_stride(shape.row_bytes);
+    range.set_count(slice.rows());
   }
   return range;
 }
@@ -50,24 +48,31 @@ absl::StatusOr<internal::LoadPlan> MakeLoadPlan(const internal::ModelGraph& grap
     }
     ASSIGN_OR_RETURN(const WeightFormat* const format, GetFormat(weight.format()));
     const auto [rows, cols] = cut.weights[w];
-    const ColumnSlice slice = format->ReadColumns(cols.begin, cols.end);
+    const MatrixSlice slice{rows.begin, rows.end, cols.begin, cols.end};
 
     internal::TensorLoad* const load = plan.add_tensors();
     load->set_weight(static_cast<uint32_t>(w));
-    load->set_source_name(tensor->source_name);
-    load->set_file(tensor->file);
     load->set_format(weight.format());
     load->set_rows(weight.rows());
     load->set_cols(weight.cols());
     load->set_row_begin(rows.begin);
     load->set_row_end(rows.end);
-    load->set_col_begin(slice.begin);
-    load->set_col_end(slice.end);
-    load->set_read_col_begin(slice.read_begin);
-    load->set_read_col_end(slice.read_end);
-    if (rows.empty() || cols.empty()) continue;
-    *load->add_ranges() = RangeOf(*tensor, *format, rows, slice);
-    read_bytes += load->ranges(0).length() * load->ranges(0).count();
+    load->set_col_begin(cols.begin);
+    load->set_col_end(cols.end);
+    for (size_t i = 0; i < format->part_count(); ++i) {
+      ASSIGN_OR_RETURN(const PartShape shape, format->ShapeOfPart(i, weight.rows(), weight.cols()));
+      const PartSlice part_slice = format->SliceOfPart(i, weight.cols(), slice);
+      internal::PartLoad* const part = load->add_parts();
+      part->set_source_name(tensor->parts[i].source_name);
+      part->set_file(tensor->parts[i].file);
+      part->set_row_begin(part_slice.row_begin);
+      part->set_row_end(part_slice.row_end);
+      part->set_byte_begin(part_slice.byte_begin);
+      part->set_byte_end(part_slice.byte_end);
+      if (part_slice.bytes() == 0) continue;
+      *part->add_ranges() = RangeOf(tensor->parts[i], shape, part_slice);
+      read_bytes += part_slice.bytes();
+    }
   }
   plan.set_read_bytes(read_bytes);
   return plan;

@@ -1,5 +1,5 @@
-// A program of ours that `bitshard serve` starts and looks after. Not thread-safe; start from the
-// main thread only: the kernel kills a child when the thread that started it ends.
+// A program of ours that a verb starts and looks after (local_service.h). Not thread-safe; start
+// from the main thread only: the kernel kills a child when the thread that started it ends.
 #pragma once
 
 #include <optional>

@@ -1,22 +1,34 @@
-// bitshard inspect: what a checkpoint holds and how it would be sharded; reads headers only.
+// bitshard inspect: what a checkpoint holds, how it would be sharded and which kernels this machine
+// would choose (headers only); or which kernels a running service has chosen.
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "absl/flags/declare.h"
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include <grpcpp/grpcpp.h>
 
 #include "coordinator/checkpoint/checkpoint.h"
 #include "coordinator/models/model_builder.h"
 #include "coordinator/shard/shard.h"
 #include "coordinator/tools/progress.h"
 #include "coordinator/tools/verb.h"
+#include "kernels/base/cpu_features.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
+#include "kernels/registry/kernel_probe.h"
+#include "kernels/registry/linear.h"
+#include "proto/inference.grpc.pb.h"
+#include "proto/status_map.h"
 
 ABSL_FLAG(int32_t, ranks, 2, "show the plan for so many workers");
 ABSL_FLAG(bool, tensors, false, "list every tensor");
+ABSL_DECLARE_FLAG(std::string, activations);    // of local_service
+ABSL_DECLARE_FLAG(std::string, admin_address);  // of bench
 
 namespace bitshard {
 namespace {
@@ -47,31 +59,82 @@ void PrintFormats(const TensorIndex& index) {
   };
   std::map<std::string, Sum> by_format;
   Sum all;
+  size_t name_width = 8;  // quantized formats have long names
+  for (const TensorInfo& tensor : index.tensors())
+    name_width = std::max(name_width, tensor.format.size());
+  const int width = static_cast<int>(name_width);
   for (const TensorInfo& tensor : index.tensors()) {
     for (Sum* sum : {&by_format[tensor.format], &all}) {
       ++sum->tensors;
       sum->values += tensor.rows * tensor.cols;
-      sum->bytes += tensor.bytes;
+      sum->bytes += tensor.bytes();
     }
     if (absl::GetFlag(FLAGS_tensors)) {
-      std::printf("  %-56s %-5s [%s] %s\n", tensor.name.c_str(), tensor.format.c_str(),
-                  absl::StrJoin(tensor.shape, ", ").c_str(), HumanBytes(tensor.bytes).c_str());
+      std::printf("  %-56s %-*s [%s] %s\n", tensor.name.c_str(), width, tensor.format.c_str(),
+                  absl::StrJoin(tensor.shape, ", ").c_str(), HumanBytes(tensor.bytes()).c_str());
     }
   }
-  std::printf("  %-8s %8s %16s %12s %14s\n", "format", "tensors", "values", "bytes",
+  std::printf("  %-*s %8s %16s %12s %14s\n", width, "format", "tensors", "values", "bytes",
               "bits a value");
   by_format["all"] = all;
   for (const auto& [format, sum] : by_format) {
     const double bits =
         sum.values == 0 ? 0
                         : 8.0 * static_cast<double>(sum.bytes) / static_cast<double>(sum.values);
-    std::printf("  %-8s %8lu %16lu %12s %14.2f\n", format.c_str(),
+    std::printf("  %-*s %8lu %16lu %12s %14.2f\n", width, format.c_str(),
                 static_cast<unsigned long>(sum.tensors), static_cast<unsigned long>(sum.values),
                 HumanBytes(sum.bytes).c_str(), bits);
   }
 }
 
-absl::Status PrintPlan(const Checkpoint& checkpoint, int ranks) {
+absl::StatusOr<ActivationMode> ModeOf(const std::string& activations) {
+  if (activations == "a16") return ActivationMode::kA16;
+  if (activations == "a8") return ActivationMode::kA8;
+  if (activations == "f32") return ActivationMode::kF32;
+  return absl::InvalidArgumentError("--activations must be a16, a8 or f32");
+}
+
+// One line a distinct choice, as rank 0 of the plan would make it here.
+absl::Status PrintKernels(const internal::RankPlan& plan, ActivationMode mode) {
+  const Isa isa = BestIsa();
+  const KernelOrder order = ProbeKernels(isa);
+  std::map<std::string, int> lines;
+  for (const internal::Node& node : plan.graph().nodes()) {
+    if (!node.has_linear() && !node.has_lm_head()) continue;
+    const uint32_t weight = node.has_linear() ? node.linear().weight() : node.lm_head().weight();
+    for (const internal::TensorLoad& load : plan.load().tensors()) {
+      if (load.weight() != weight || load.row_begin() == load.row_end() ||
+          load.col_begin() == load.col_end())
+        continue;
+      ASSIGN_OR_RETURN(const WeightFormat* format, GetFormat(load.format()));
+      const PackedSpec spec = format->Canonical(
+          load.cols(), {load.row_begin(), load.row_end(), load.col_begin(), load.col_end()});
+      const int64_t segment =
+          node.has_linear() ? static_cast<int64_t>(node.linear().segment_cols()) : 0;
+      const auto choice = BoundLinear::Choose(spec, mode, segment, isa, &order);
+      std::string line = absl::StrCat(node.has_linear() ? "linear" : "lm_head", " ", load.format(),
+                                      " as ", spec.Describe(), ": ");
+      if (!choice.ok()) {
+        absl::StrAppend(&line, "none; ", choice.status().message());
+      } else {
+        absl::StrAppend(
+            &line, choice->kernel, IsFallback(*choice) ? ", a fallback" : "",
+            choice->refused.empty() ? "" : absl::StrCat(" (", RefusalText(choice->refused), ")"));
+      }
+      ++lines[line];
+    }
+  }
+  std::printf("\n  kernels of this machine (%s), activations %s:\n",
+              std::string(IsaName(isa)).c_str(), absl::GetFlag(FLAGS_activations).c_str());
+  for (const auto& [line, nodes] : lines) std::printf("  %5d x %s\n", nodes, line.c_str());
+  for (const ProbeFigure& figure : order.figures()) {
+    std::printf("  measured: %-36s %-4s %3d tokens %8.1f GMAC/s\n", figure.kernel.c_str(),
+                FormName(figure.form), figure.tokens, figure.gmacs_per_s);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrintPlan(const Checkpoint& checkpoint, int ranks, ActivationMode mode) {
   ASSIGN_OR_RETURN(const internal::ModelGraph graph,
                    BuildModelGraph(checkpoint.config, checkpoint.index));
   ASSIGN_OR_RETURN(
@@ -97,12 +160,62 @@ absl::Status PrintPlan(const Checkpoint& checkpoint, int ranks) {
                 HumanBytes(plan.load().read_bytes()).c_str(), q_heads, kv_heads,
                 static_cast<unsigned long>(columns), static_cast<unsigned long>(vocabulary));
   }
-  return absl::OkStatus();
+  return PrintKernels(plans[0], mode);
+}
+
+// What a running service says of itself.
+int InspectService(const std::string& address) {
+  const auto admin =
+      v1::Admin::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext kernel_context, memory_context;
+  v1::GetKernelReportResponse kernels;
+  v1::GetMemoryReportResponse memory;
+  grpc::Status status =
+      admin->GetKernelReport(&kernel_context, v1::GetKernelReportRequest(), &kernels);
+  if (status.ok())
+    status = admin->GetMemoryReport(&memory_context, v1::GetMemoryReportRequest(), &memory);
+  if (!status.ok()) {
+    std::fprintf(stderr, "bitshard inspect: %s: %s\n", address.c_str(),
+                 std::string(FromGrpc(status).message()).c_str());
+    return 1;
+  }
+  for (const v1::RankKernels& rank : kernels.ranks()) {
+    std::printf("rank %u\n", rank.rank());
+    for (const v1::KernelBinding& binding : rank.kernels()) {
+      std::printf("  %5u x %-12s %-34s %-4s %s%s\n", binding.layers(), binding.op().c_str(),
+                  binding.format().c_str(), binding.activations().c_str(), binding.kernel().c_str(),
+                  binding.speed() == v1::KERNEL_SPEED_FALLBACK ? "  FALLBACK" : "");
+      for (const v1::RefusedKernel& refused : binding.refused()) {
+        std::printf("          not %s: %s\n", refused.kernel().c_str(), refused.reason().c_str());
+      }
+    }
+    for (const v1::KernelProbe& probe : rank.probe()) {
+      std::printf("  measured: %-36s %-4s %3u tokens %8.1f GMAC/s\n", probe.kernel().c_str(),
+                  probe.activations().c_str(), probe.tokens(), probe.gmacs_per_s());
+    }
+  }
+  std::printf("\n%-5s %10s %10s %10s %12s %10s %10s %10s\n", "rank", "payload", "weights",
+              "padding", "KV cache", "resident", "workspace", "other");
+  for (const v1::RankMemory& rank : memory.ranks()) {
+    std::printf("%-5u %10s %10s %10s %12s %10s %10s %10s\n", rank.rank(),
+                HumanBytes(rank.read_bytes()).c_str(), HumanBytes(rank.weight_bytes()).c_str(),
+                HumanBytes(rank.padding_bytes()).c_str(), HumanBytes(rank.kv_cache_bytes()).c_str(),
+                HumanBytes(rank.kv_cache_resident_bytes()).c_str(),
+                HumanBytes(rank.workspace_bytes()).c_str(), HumanBytes(rank.other_bytes()).c_str());
+  }
+  return 0;
 }
 
 int Run(const std::vector<std::string>& args) {
-  if (args.size() != 1)
-    return UsageError("inspect", "needs exactly one model: a GGUF file or a Hugging Face folder");
+  if (args.empty() && !absl::GetFlag(FLAGS_admin_address).empty())
+    return InspectService(absl::GetFlag(FLAGS_admin_address));
+  if (args.size() != 1) {
+    return UsageError("inspect",
+                      "needs exactly one model (a GGUF file or a Hugging Face folder), or "
+                      "--admin-address=HOST:PORT of a running service");
+  }
+  const auto mode = ModeOf(absl::GetFlag(FLAGS_activations));
+  if (!mode.ok()) return UsageError("inspect", std::string(mode.status().message()));
   const int ranks = absl::GetFlag(FLAGS_ranks);
   if (ranks < 1 || ranks > 64) return UsageError("inspect", "--ranks must be 1 to 64");
   const auto checkpoint = OpenCheckpoint(args[0]);
@@ -113,7 +226,7 @@ int Run(const std::vector<std::string>& args) {
   }
   PrintCheckpoint(*checkpoint);
   PrintFormats(checkpoint->index);
-  if (const absl::Status status = PrintPlan(*checkpoint, ranks); !status.ok()) {
+  if (const absl::Status status = PrintPlan(*checkpoint, ranks, *mode); !status.ok()) {
     std::fprintf(stderr, "\nbitshard inspect: this model cannot be served: %s\n",
                  std::string(status.message()).c_str());
     return 1;
@@ -123,13 +236,17 @@ int Run(const std::vector<std::string>& args) {
 
 const RegisterVerb kRegistered({
     .name = "inspect",
-    .summary = "what a checkpoint holds, and how it would be sharded",
-    .help = "bitshard inspect MODEL [--flags]      MODEL: a GGUF file or a Hugging Face folder\n\n"
+    .summary = "what a checkpoint holds, how it would be sharded, which kernels run it",
+    .help = "bitshard inspect MODEL [--flags]      MODEL: a GGUF file or a Hugging Face folder\n"
+            "bitshard inspect --admin-address=HOST:PORT   the kernels and the memory of a running "
+            "service\n\n"
             "Reads headers only, no weights: architecture, formats and bytes, and what each of "
             "--ranks workers would own and\n"
             "read. The loader uses the same plan.\n\n"
             "  --ranks=N             plan for N workers (2)\n"
             "  --tensors             list every tensor\n"
+            "  --activations=a16     say which kernels this machine would choose with a16, a8 or "
+            "f32\n"
             "\nExample:\n"
             "  bitshard inspect SmolLM2-135M-Instruct.Q4_1.gguf --ranks=3\n",
     .run = &Run,

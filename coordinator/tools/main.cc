@@ -13,7 +13,7 @@
 namespace {
 
 // In the design, not built yet.
-constexpr const char* kPlanned[] = {"bench", "plan", "quantize", "eval", "compare"};
+constexpr const char* kPlanned[] = {"plan", "quantize", "compare"};
 
 void PrintOverview(std::FILE* out) {
   std::fprintf(

@@ -1,4 +1,5 @@
-// How many CPUs this process may use: AvailableCpus and AffinityCpus of thread_pool.h.
+// How many CPUs this process may use, and which: AvailableCpus, AffinityCpus, CpusByCore and
+// CpusOfRank of thread_pool.h.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -76,6 +77,36 @@ int AvailableCpus() {
   const double quota = CgroupQuota();
   if (quota > 0) count = std::min(count, std::max(1, static_cast<int>(std::ceil(quota))));
   return count;
+}
+
+std::vector<int> CpusByCore() {
+  std::vector<int> first, others;
+  std::vector<std::string> seen;  // "0,4" or "0-1": the threads of a core
+  for (const int cpu : AffinityCpus()) {
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                       "/topology/thread_siblings_list");
+    std::string siblings;
+    const bool known = static_cast<bool>(file >> siblings);
+    if (known && std::find(seen.begin(), seen.end(), siblings) != seen.end()) {
+      others.push_back(cpu);
+      continue;
+    }
+    first.push_back(cpu);
+    if (known) seen.push_back(siblings);
+  }
+  first.insert(first.end(), others.begin(), others.end());
+  return first;
+}
+
+std::vector<int> CpusOfRank(int local_rank, int local_ranks, int threads) {
+  const std::vector<int> cpus = CpusByCore();
+  const int64_t all = static_cast<int64_t>(cpus.size());
+  if (local_rank < 0 || local_rank >= local_ranks || threads < 1 ||
+      int64_t{local_ranks} * threads != all || AvailableCpus() < all) {
+    return {};
+  }
+  return {cpus.begin() + int64_t{local_rank} * threads,
+          cpus.begin() + (int64_t{local_rank} + 1) * threads};
 }
 
 }  // namespace bitshard

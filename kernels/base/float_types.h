@@ -1,5 +1,5 @@
-// 16-bit floats as bit patterns, converted without help from the compiler's or the CPU's own types,
-// so that every build gives the same bits. To-f32 conversions are exact; from-f32 rounds to
+// 16- and 8-bit floats as bit patterns, converted without help from the compiler's or the CPU's own
+// types, so that every build gives the same bits. To-f32 conversions are exact; from-f32 rounds to
 // nearest, ties to even; NaN stays NaN (quiet).
 #pragma once
 
@@ -45,6 +45,23 @@ inline uint16_t F32ToF16(float value) {
   }
   const uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
   return sign | static_cast<uint16_t>(rounded >> 13);
+}
+
+// OCP e8m0: a power of two. 255 is NaN.
+inline float E8m0ToF32(uint8_t bits) {
+  if (bits == 0) return 0x1p-127f;
+  return std::bit_cast<float>(bits == 255 ? 0x7fc00000u : uint32_t{bits} << 23);
+}
+
+// OCP e4m3 ("fn"): no infinities, 0x7f and 0xff are NaN.
+inline float E4m3ToF32(uint8_t bits) {
+  const uint32_t sign = uint32_t{bits & 0x80u} << 24;
+  const uint32_t exponent = (bits >> 3) & 15u, mantissa = bits & 7u;
+  if (exponent == 15u && mantissa == 7u) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 120u) << 23) | (mantissa << 20));
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-9f;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
 }
 
 }  // namespace bitshard

@@ -1,5 +1,7 @@
 #include "kernels/base/thread_pool.h"
 
+#include <algorithm>
+#include <chrono>
 #include <pthread.h>
 #include <sched.h>
 
@@ -8,14 +10,13 @@
 namespace bitshard {
 namespace {
 
-// Some 10 to 30 us: longer than the gap between two regions of a step, shorter than a time slice
-// matters.
-constexpr int kSpins = 1000;
-
 // Of the gate.
 constexpr uint32_t kInside = 0xff;  // helpers inside
 constexpr uint32_t kOpen = 0x100;
 constexpr uint32_t kRegion = 0x200;  // added for each region; wrapping around is harmless
+
+// Between two looks at the clock.
+constexpr int kPausesPerLook = 16;
 
 void Pause() {
 #if defined(__x86_64__)
@@ -41,7 +42,10 @@ void SetFloatEnvironment() {
 #endif
 }
 
-ThreadPool::ThreadPool(int threads, const std::vector<int>& cpus) {
+ThreadPool::ThreadPool(int threads, const std::vector<int>& cpus, int64_t spin_ns)
+    : spin_ns_(threads > static_cast<int>(AffinityCpus().size()) ? 0 : spin_ns),
+      caller_cpu_(cpus.empty() ? -1 : cpus[0]),
+      runs_(std::make_unique<Run[]>(static_cast<size_t>(std::max(threads, 1)))) {
   CHECK_GE(threads, 1);
   CHECK_LE(threads, static_cast<int>(kInside));
   helpers_.reserve(threads - 1);
@@ -58,13 +62,33 @@ ThreadPool::~ThreadPool() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
+template <typename Done>
+bool ThreadPool::Spin(const Done& done) const {
+  using Clock = std::chrono::steady_clock;
+  if (done()) return true;
+  if (spin_ns_ == 0) return false;
+  const Clock::time_point end = Clock::now() + std::chrono::nanoseconds(spin_ns_);
+  do {
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      Pause();
+      if (done()) return true;
+    }
+  } while (Clock::now() < end);
+  return false;
+}
+
 void ThreadPool::RunChunks(int thread) {
-  const int64_t chunks = chunks_;
+  const int all = threads();
   const Fn& fn = *fn_;
-  while (true) {
-    const int64_t chunk = next_chunk_.fetch_add(1, std::memory_order_relaxed);
-    if (chunk >= chunks) return;
-    fn(chunk, thread);
+  for (int i = 0; i < all; ++i) {
+    Run& run = runs_[(thread + i) % all];
+    const int64_t end = run.end;
+    // Looks before it takes: most runs of others have ended.
+    while (run.next.load(std::memory_order_relaxed) < end) {
+      const int64_t chunk = run.next.fetch_add(1, std::memory_order_relaxed);
+      if (chunk >= end) break;
+      fn(chunk, thread);
+    }
   }
 }
 
@@ -75,10 +99,14 @@ void ThreadPool::ParallelFor(int64_t chunks, Fn fn) {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) fn(chunk, 0);
     return;
   }
+  ++regions_;
   CHECK(!busy_.exchange(true, std::memory_order_acquire)) << "ParallelFor inside ParallelFor";
   fn_ = &fn;
-  chunks_ = chunks;
-  next_chunk_.store(0, std::memory_order_relaxed);
+  const int all = threads();
+  for (int i = 0; i < all; ++i) {
+    runs_[i].next.store(chunks * i / all, std::memory_order_relaxed);
+    runs_[i].end = chunks * (i + 1) / all;
+  }
   // Publishes all of the above. Nobody is inside: the last region was left by all.
   gate_.store((gate_.load(std::memory_order_relaxed) & ~(kOpen | kInside)) + kRegion + kOpen,
               std::memory_order_release);
@@ -86,14 +114,13 @@ void ThreadPool::ParallelFor(int64_t chunks, Fn fn) {
   RunChunks(0);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   // All chunks are taken; those inside still run theirs and use fn.
-  for (int spin = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
-    if (spin < kSpins) {
-      Pause();
-      continue;
-    }
-    const uint32_t left = left_.load(std::memory_order_acquire);
-    if ((gate_.load(std::memory_order_acquire) & kInside) != 0)
+  const auto all_left = [this] { return (gate_.load(std::memory_order_acquire) & kInside) == 0; };
+  if (!Spin(all_left)) {
+    while (true) {
+      const uint32_t left = left_.load(std::memory_order_acquire);
+      if (all_left()) break;
       left_.wait(left, std::memory_order_acquire);
+    }
   }
   busy_.store(false, std::memory_order_release);
 }
@@ -104,12 +131,12 @@ void ThreadPool::HelperLoop(int thread, int cpu) {
   uint32_t seen = 0;  // the region last entered or missed
   while (true) {
     uint32_t gate = gate_.load(std::memory_order_acquire);
-    for (int spin = 0; gate / kRegion == seen; ++spin) {
-      if (spin < kSpins) {
-        Pause();
-      } else {
-        gate_.wait(gate, std::memory_order_acquire);
-      }
+    Spin([&] {
+      gate = gate_.load(std::memory_order_acquire);
+      return gate / kRegion != seen;
+    });
+    while (gate / kRegion == seen) {
+      gate_.wait(gate, std::memory_order_acquire);
       gate = gate_.load(std::memory_order_acquire);
     }
     if (stop_.load(std::memory_order_relaxed)) return;
@@ -127,6 +154,16 @@ void ThreadPool::HelperLoop(int thread, int cpu) {
       left_.notify_one();
     }
   }
+}
+
+PinnedCaller::PinnedCaller(const ThreadPool& pool) {
+  const int cpu = pool.caller_cpu();
+  if (cpu < 0 || pthread_getaffinity_np(pthread_self(), sizeof(before_), &before_) != 0) return;
+  pinned_ = PinCallingThread(cpu);
+}
+
+PinnedCaller::~PinnedCaller() {
+  if (pinned_) pthread_setaffinity_np(pthread_self(), sizeof(before_), &before_);
 }
 
 }  // namespace bitshard

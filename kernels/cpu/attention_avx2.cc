@@ -1,7 +1,7 @@
-// Attention on AVX2: bf16, f16 and f32 caches, f32 sums, heads of whole runs of 16; see
+// Attention on AVX2: caches of every type, f32 sums, heads of whole runs of 16; see
 // attention_body.inc.
 #include "kernels/base/math.h"
-#include "kernels/cpu/vec16_avx2.h"
+#include "kernels/cpu/attention_kv_avx2.h"
 #include "kernels/registry/attention_kernel.h"
 
 namespace bitshard {
@@ -12,19 +12,9 @@ ISA_BEGIN_AVX2
 ISA_END
 
 ISA_BEGIN_AVX2
+#include "kernels/cpu/attention_append_body.inc"
 #include "kernels/cpu/attention_body.inc"
 ISA_END
-
-void Run(const AttentionTask& task) {
-  switch (task.type) {
-    case KvType::kBf16:
-      return RunTask<KvType::kBf16>(task);
-    case KvType::kF16:
-      return RunTask<KvType::kF16>(task);
-    case KvType::kF32:
-      return RunTask<KvType::kF32>(task);
-  }
-}
 
 std::string Refuses(const AttentionConfig& config) {
   if (config.layout.head_dim % 16 == 0) return "";
@@ -35,7 +25,10 @@ const RegisterKernel<AttentionKernel> kRegistered({.name = "cpu/attention_avx2",
                                                    .isa = Isa::kAvx2,
                                                    .cost = 50,
                                                    .refuses = &Refuses,
-                                                   .run = &Run});
+                                                   .run = &Run,
+                                                   .fold = &Fold,
+                                                   .append = &Append,
+                                                   .rotate = &Rotate});
 
 }  // namespace
 }  // namespace bitshard

@@ -1,26 +1,32 @@
-// y = W x in mode f32 on AVX2: dense f32, f16, bf16 and 4- and 8-bit codes. The 16 virtual lanes of
-// an output are two vectors, columns in lane order; the tree is the same as everywhere (l+8, l+4,
-// l+2, l+1).
+// y = W x in mode f32 on AVX2: dense f32, f16, bf16 and codes of 2 to 8 bits. The 16 virtual lanes
+// of an output are two vectors, columns in lane order; the tree is the same as everywhere (l+8,
+// l+4, l+2, l+1).
 //
-// Values of some runs are decoded into a buffer in L1 and reused by 2 rows of x.
+// Values of some runs are decoded into a buffer in L1 and used by up to 12 rows of x, 3 at a time.
 #include <cstdint>
 
 #include "kernels/cpu/isa_region.h"
-#include "kernels/cpu/linear_cells.h"
+#include "kernels/cpu/linear_segments.h"
 #include "kernels/cpu/linear_store.h"
+#include "kernels/cpu/linear_unpack_avx2.h"
+#include "kernels/cpu/scale_plane_avx2.h"
 
 namespace bitshard {
 namespace {
 
-constexpr int kRowBlock = 2;
+constexpr int kRowBlock = 12;
 constexpr int kBufferRuns = 8;
 
-enum class Kind { kF32, kF16, kBf16, kW4, kW8 };
+// What a kernel reads: codes of this many bits, or one of these.
+constexpr int kDenseF32 = 32, kDenseF16 = 16, kDenseBf16 = 17;
+constexpr bool IsInt(int kind) { return kind <= 8; }
 
 struct alignas(64) Block {
   float acc[kRowBlock][kTileRows][kLaneCols];
   float decoded[kBufferRuns][kTileRows][kLaneCols];
+  uint8_t codes[(kBufferRuns / kTileRuns + 1) * kTileRuns * kRunBytes];  // unpacked tiles
   float scale[kTileRows], min[kTileRows];  // of the group at hand, slot order
+  int32_t zero[kTileRows];
   float values[kRowBlock][kTileRows];
   int64_t sums[kRowBlock][kTileRows];
   int64_t poison[kRowBlock];
@@ -29,7 +35,7 @@ struct alignas(64) Block {
 // Where a tile's bytes are, and the group whose scales are in the block.
 struct TileView {
   const uint8_t* codes;
-  const uint16_t* scales;
+  int64_t tile;
   int64_t group;  // -1: none
 };
 
@@ -50,69 +56,86 @@ ISA_INLINE Lanes Fma(Lanes a, Lanes b, Lanes c) {
 }
 
 ISA_INLINE void LoadGroup(const LinearArgs& args, int64_t group, TileView& view, Block& block) {
-  const uint16_t* plane = view.scales + group * (args.has_min ? 32 : 16);
   ISA_UNROLL
-  for (int i = 0; i < 16; i += 8) {
-    _mm256_store_ps(block.scale + i,
-                    _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(plane + i))));
-    if (!args.has_min) continue;
-    _mm256_store_ps(
-        block.min + i,
-        _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(plane + 16 + i))));
+  for (int half = 0; half < 2; ++half) {
+    _mm256_store_ps(block.scale + 8 * half, LoadScales(args.scale, view.tile, group, half));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(block.zero + 8 * half),
+                       LoadZeros(args.scale, view.tile, group, half));
+    if (!args.scale.has_min) continue;
+    _mm256_store_ps(block.min + 8 * half, LoadMins(args.scale, view.tile, group, half));
   }
   view.group = group;
 }
 
-ISA_INLINE __m256 DequantizeHalf(const LinearArgs& args, __m128i codes, int slot,
-                                 const Block& block) {
-  const __m256i centred =
-      _mm256_sub_epi32(_mm256_cvtepu8_epi32(codes), _mm256_set1_epi32(args.zero_point));
-  const __m256 scale = _mm256_set1_ps(block.scale[slot]);
-  if (!args.has_min) return _mm256_mul_ps(_mm256_cvtepi32_ps(centred), scale);
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(centred), scale, _mm256_set1_ps(block.min[slot]));
+// A run of 16 columns of unpacked codes.
+template <bool kMin>
+ISA_INLINE void DequantizeRun(const uint8_t* codes, const Block& block,
+                              float out[kTileRows][kLaneCols]) {
+  ISA_UNROLL
+  for (int r = 0; r < kTileRows; ++r) {
+    const int slot = 4 * (r & 3) + (r >> 2);
+    const __m256 scale = _mm256_set1_ps(block.scale[slot]), min = _mm256_set1_ps(block.min[slot]);
+    const __m256i zero = _mm256_set1_epi32(block.zero[slot]);
+    __m256 values[2];
+    ISA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const __m256i code = _mm256_cvtepu8_epi32(LoadBytes8(codes + UnpackedRow(r) + 8 * half));
+      const __m256 centred = _mm256_cvtepi32_ps(_mm256_sub_epi32(code, zero));
+      values[half] = kMin ? _mm256_fmadd_ps(centred, scale, min) : _mm256_mul_ps(centred, scale);
+    }
+    _mm256_store_ps(out[r], values[0]);
+    _mm256_store_ps(out[r] + 8, values[1]);
+  }
 }
 
-ISA_INLINE Lanes Dequantize(const LinearArgs& args, __m128i codes, int row, const Block& block) {
-  const int slot = 4 * (row & 3) + (row >> 2);
-  return {DequantizeHalf(args, codes, slot, block),
-          DequantizeHalf(args, _mm_srli_si128(codes, 8), slot, block)};
-}
-
-template <Kind kKind>
+template <int kKind>
 ISA_INLINE __m256 Widen(__m128i bits) {
-  return kKind == Kind::kF16
+  return kKind == kDenseF16
              ? _mm256_cvtph_ps(bits)
              : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-// One row of one run of 16 columns. LoadGroup must have been called for the run's group.
-template <Kind kKind>
-ISA_INLINE Lanes DecodeRow(const LinearArgs& args, const TileView& view, int64_t run, int r,
-                           const Block& block) {
-  if (kKind == Kind::kW4) {
-    const uint8_t* word = view.codes + (run >> 2) * 512 + (run & 3) * 128 + (r & 7) * 16;
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(word));
-    const __m128i shifted = r < 8 ? bytes : _mm_srli_epi16(bytes, 4);
-    return Dequantize(args, _mm_and_si128(shifted, _mm_set1_epi8(15)), r, block);
-  }
-  if (kKind == Kind::kW8) {
-    const uint8_t* word =
-        view.codes + (run >> 2) * 1024 + (run & 3) * 128 + (r >> 3) * 512 + (r & 7) * 16;
-    return Dequantize(args, _mm_loadu_si128(reinterpret_cast<const __m128i*>(word)), r, block);
-  }
-  if (kKind == Kind::kF32)
+// One row of one run of a dense matrix.
+template <int kKind>
+ISA_INLINE Lanes DenseRow(const TileView& view, int64_t run, int r) {
+  if (kKind == kDenseF32)
     return LoadLanes(reinterpret_cast<const float*>(view.codes) + run * 256 + 16 * r);
   const uint16_t* values = reinterpret_cast<const uint16_t*>(view.codes) + run * 256 + 16 * r;
   return {Widen<kKind>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values))),
           Widen<kKind>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values + 8)))};
 }
 
-template <Kind kKind>
-ISA_INLINE void BeginRun(const LinearArgs& args, int64_t run, TileView& view, Block& block) {
-  if (kKind == Kind::kW8) PrefetchByteTile(view.codes + (run >> 2) * 1024 + (run & 3) * 128);
-  if (kKind != Kind::kW4 && kKind != Kind::kW8) return;
-  const int64_t group = (run * 16 + args.first_group_offset) / args.group_size;
-  if (group != view.group) LoadGroup(args, group, view, block);
+// Runs [run, run + runs) into the block's buffer.
+template <int kKind>
+ISA_INLINE void Decode(const LinearArgs& args, int64_t run, int runs, TileView& view,
+                       Block& block) {
+  if (!IsInt(kKind)) {
+    for (int b = 0; b < runs; ++b) {
+      ISA_UNROLL
+      for (int r = 0; r < kTileRows; ++r)
+        StoreLanes(block.decoded[b][r], DenseRow<kKind>(view, run + b, r));
+    }
+    return;
+  }
+  constexpr int kBits = IsInt(kKind) ? kKind : 8;
+  const int64_t first = run / kTileRuns, end = (run + runs + kTileRuns - 1) / kTileRuns;
+  for (int64_t t = first; t < end; ++t) {
+    const uint8_t* tile = view.codes + t * (128 * kBits);
+    ISA_UNROLL
+    for (int w = 0; w < kBits; ++w) PrefetchWeights(tile + 128 * w);
+    UnpackTile<kBits>(tile, block.codes + (t - first) * kTileRuns * kRunBytes);
+  }
+  for (int b = 0; b < runs; ++b) {
+    const int64_t group =
+        ((run + b) * kLaneCols + args.scale.first_group_offset) / args.scale.group_size;
+    if (group != view.group) LoadGroup(args, group, view, block);
+    const uint8_t* codes = block.codes + (run + b - first * kTileRuns) * kRunBytes;
+    if (args.scale.has_min) {
+      DequantizeRun<true>(codes, block, block.decoded[b]);
+    } else {
+      DequantizeRun<false>(codes, block, block.decoded[b]);
+    }
+  }
 }
 
 // Lanes l + 8, l + 4, l + 2, l + 1 of the columns lie 1, 8, 4, 2 places apart in lane order.
@@ -125,35 +148,47 @@ ISA_INLINE float SumLanes(Lanes v) {
   return _mm256_cvtss_f32(s);
 }
 
-// Adds runs [0, runs) of the buffer for kRows rows of x.
-template <int kRows>
-ISA_INLINE void AddBuffer(const float* x, int64_t stride, int runs, Block& block) {
+// Adds runs [0, runs) of the buffer for kRows rows of x, kOuts rows of weights at a time.
+template <int kRows, int kOuts>
+ISA_INLINE void AddBuffer(const float* x, int64_t stride, int runs, int row, Block& block) {
   ISA_UNROLL
-  for (int r = 0; r < kTileRows; r += 2) {
-    Lanes acc[kRows][2];
+  for (int r = 0; r < kTileRows; r += kOuts) {
+    __m256 acc[kRows][kOuts][2];
     ISA_UNROLL
     for (int i = 0; i < kRows; ++i) {
       ISA_UNROLL
-      for (int c = 0; c < 2; ++c) acc[i][c] = LoadLanes(block.acc[i][r + c]);
+      for (int c = 0; c < kOuts; ++c) {
+        acc[i][c][0] = _mm256_load_ps(block.acc[row + i][r + c]);
+        acc[i][c][1] = _mm256_load_ps(block.acc[row + i][r + c] + 8);
+      }
     }
     for (int run = 0; run < runs; ++run) {
-      const Lanes w[2] = {LoadLanes(block.decoded[run][r]), LoadLanes(block.decoded[run][r + 1])};
       ISA_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        const Lanes xv = LoadLanes(x + i * stride + 16 * run);
+      for (int half = 0; half < 2; ++half) {
+        __m256 w[kOuts];
         ISA_UNROLL
-        for (int c = 0; c < 2; ++c) acc[i][c] = Fma(w[c], xv, acc[i][c]);
+        for (int c = 0; c < kOuts; ++c) w[c] = _mm256_load_ps(block.decoded[run][r + c] + 8 * half);
+        ISA_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          const __m256 xv = _mm256_loadu_ps(x + i * stride + 16 * run + 8 * half);
+          ISA_UNROLL
+          for (int c = 0; c < kOuts; ++c)
+            acc[i][c][half] = _mm256_fmadd_ps(w[c], xv, acc[i][c][half]);
+        }
       }
     }
     ISA_UNROLL
     for (int i = 0; i < kRows; ++i) {
       ISA_UNROLL
-      for (int c = 0; c < 2; ++c) StoreLanes(block.acc[i][r + c], acc[i][c]);
+      for (int c = 0; c < kOuts; ++c) {
+        _mm256_store_ps(block.acc[row + i][r + c], acc[i][c][0]);
+        _mm256_store_ps(block.acc[row + i][r + c] + 8, acc[i][c][1]);
+      }
     }
   }
 }
 
-template <Kind kKind>
+template <int kKind>
 void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t end, int64_t row,
                 int rows, Block& block) {
   const float* x = args.x + row * args.padded_cols;
@@ -164,17 +199,16 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
   }
   for (int64_t run = begin; run < end; run += kBufferRuns) {
     const int runs = static_cast<int>(end - run < kBufferRuns ? end - run : kBufferRuns);
-    for (int b = 0; b < runs; ++b) {
-      BeginRun<kKind>(args, run + b, view, block);
-      ISA_UNROLL
-      for (int r = 0; r < kTileRows; ++r) {
-        StoreLanes(block.decoded[b][r], DecodeRow<kKind>(args, view, run + b, r, block));
+    Decode<kKind>(args, run, runs, view, block);
+    for (int i = 0; i < rows; i += 3) {
+      const float* from = x + i * args.padded_cols + 16 * run;
+      if (rows - i == 1) {
+        AddBuffer<1, 4>(from, args.padded_cols, runs, i, block);
+      } else if (rows - i == 2) {
+        AddBuffer<2, 2>(from, args.padded_cols, runs, i, block);
+      } else {
+        AddBuffer<3, 2>(from, args.padded_cols, runs, i, block);
       }
-    }
-    if (rows == 1) {
-      AddBuffer<1>(x + 16 * run, args.padded_cols, runs, block);
-    } else {
-      AddBuffer<2>(x + 16 * run, args.padded_cols, runs, block);
     }
   }
   for (int i = 0; i < rows; ++i) {
@@ -185,12 +219,12 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
 
 ISA_END
 
-template <Kind kKind>
+template <int kKind>
 void Run(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
   Block block;
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int tile_rows = RowsOfTile(args, tile);
-    TileView view{args.codes + tile * args.tile_bytes, args.scales + tile * args.scale_stride, -1};
+    TileView view{args.codes + tile * args.tile_bytes, tile, -1};
     for (int64_t row = 0; row < args.m; row += kRowBlock) {
       const int rows = static_cast<int>(args.m - row < kRowBlock ? args.m - row : kRowBlock);
       for (int i = 0; i < rows; ++i) {
@@ -217,43 +251,35 @@ void Run(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
   }
 }
 
-template <PackedSpec::Type kType>
-std::string RefusesType(const LinearKey& key) {
-  if (key.weight->type != kType) return "the weight is " + key.weight->Describe();
-  return RefusesUnalignedRuns(key);
-}
-
-template <int kBits>
-std::string RefusesInt(const LinearKey& key) {
-  if (key.weight->type != PackedSpec::Type::kInt || key.weight->bits != kBits) {
-    return "the weight is " + key.weight->Describe();
-  }
-  return RefusesUnalignedRuns(key);
-}
-
-constexpr LinearKernel Kernel(const char* name, std::string (*refuses)(const LinearKey&),
+constexpr LinearKernel Kernel(const char* name, bool (*is_for)(const PackedSpec&),
                               void (*run)(const LinearArgs&, int64_t, int64_t)) {
   return {.name = name,
           .isa = Isa::kAvx2,
           .cost = 200,
           .form = kFormF32,
-          .refuses = refuses,
+          .is_for = is_for,
+          .refuses = &RefusesUnalignedRuns,
           .run = run};
+}
+template <int kBits>
+constexpr LinearKernel IntKernel(const char* name) {
+  return Kernel(name, &IsOfKind<PackedSpec::Type::kInt, kBits>, &Run<kBits>);
 }
 
 const RegisterKernel<LinearKernel> kF32(Kernel("cpu/linear_f32_f32_avx2",
-                                               &RefusesType<PackedSpec::Type::kF32>,
-                                               &Run<Kind::kF32>));
+                                               &IsOfKind<PackedSpec::Type::kF32>, &Run<kDenseF32>));
 const RegisterKernel<LinearKernel> kF16(Kernel("cpu/linear_f16_f32_avx2",
-                                               &RefusesType<PackedSpec::Type::kF16>,
-                                               &Run<Kind::kF16>));
+                                               &IsOfKind<PackedSpec::Type::kF16>, &Run<kDenseF16>));
 const RegisterKernel<LinearKernel> kBf16(Kernel("cpu/linear_bf16_f32_avx2",
-                                                &RefusesType<PackedSpec::Type::kBf16>,
-                                                &Run<Kind::kBf16>));
-const RegisterKernel<LinearKernel> kW4(Kernel("cpu/linear_w4_f32_avx2", &RefusesInt<4>,
-                                              &Run<Kind::kW4>));
-const RegisterKernel<LinearKernel> kW8(Kernel("cpu/linear_w8_f32_avx2", &RefusesInt<8>,
-                                              &Run<Kind::kW8>));
+                                                &IsOfKind<PackedSpec::Type::kBf16>,
+                                                &Run<kDenseBf16>));
+const RegisterKernel<LinearKernel> kW2(IntKernel<2>("cpu/linear_w2_f32_avx2"));
+const RegisterKernel<LinearKernel> kW3(IntKernel<3>("cpu/linear_w3_f32_avx2"));
+const RegisterKernel<LinearKernel> kW4(IntKernel<4>("cpu/linear_w4_f32_avx2"));
+const RegisterKernel<LinearKernel> kW5(IntKernel<5>("cpu/linear_w5_f32_avx2"));
+const RegisterKernel<LinearKernel> kW6(IntKernel<6>("cpu/linear_w6_f32_avx2"));
+const RegisterKernel<LinearKernel> kW7(IntKernel<7>("cpu/linear_w7_f32_avx2"));
+const RegisterKernel<LinearKernel> kW8(IntKernel<8>("cpu/linear_w8_f32_avx2"));
 
 }  // namespace
 }  // namespace bitshard

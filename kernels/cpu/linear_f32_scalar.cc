@@ -1,10 +1,13 @@
 // y = W x in mode f32 on plain floats, any weight type, whole runs of 16 columns. Order:
 // kernels/registry/linear.h; the 16 virtual lanes are those of the columns in lane order.
+//
+// For machines without AVX2 and for tests: std::fma goes through libm, a call for every
+// multiplication.
 #include <cmath>
 #include <cstring>
 
 #include "kernels/base/float_types.h"
-#include "kernels/cpu/linear_cells.h"
+#include "kernels/cpu/linear_segments.h"
 #include "kernels/cpu/linear_store.h"
 #include "kernels/tensor/p16x64.h"
 
@@ -31,16 +34,15 @@ void DecodeRun(const LinearArgs& args, int64_t tile, int r, int64_t run, float w
       break;
   }
   const auto* words = reinterpret_cast<const uint32_t*>(codes + run / 4 * TileBytes(args.bits));
-  const int64_t group = (run * kLaneCols + args.first_group_offset) / args.group_size;
-  const uint16_t* scales =
-      args.scales + tile * args.scale_stride + group * (args.has_min ? 2 * kTileRows : kTileRows);
-  const float scale = F16ToF32(scales[ScaleSlotOfRow(r)]);
-  const float min = args.has_min ? F16ToF32(scales[kTileRows + ScaleSlotOfRow(r)]) : 0.0f;
+  const int64_t group = (run * kLaneCols + args.scale.first_group_offset) / args.scale.group_size;
+  const float scale = ScaleAt(args.scale, tile, ScaleSlotOfRow(r), group);
+  const float min = MinAt(args.scale, tile, ScaleSlotOfRow(r), group);
+  const int zero = ZeroAt(args.scale, tile, ScaleSlotOfRow(r), group);
+  uint8_t of_run[kLaneCols];
+  GetRun(words, args.bits, r, static_cast<int>(run % 4), of_run);
   for (int c = 0; c < kLaneCols; ++c) {
-    const int code =
-        static_cast<int>(GetCode(words, args.bits, r, static_cast<int>(run % 4) * kLaneCols + c));
-    const float centred = static_cast<float>(code - args.zero_point);
-    w[LaneOfColumn(c)] = args.has_min ? std::fma(centred, scale, min) : centred * scale;
+    const float centred = static_cast<float>(of_run[c] - zero);
+    w[LaneOfColumn(c)] = args.scale.has_min ? std::fma(centred, scale, min) : centred * scale;
   }
 }
 
@@ -100,13 +102,11 @@ void Run(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
   }
 }
 
-std::string Refuses(const LinearKey& key) { return RefusesUnalignedRuns(key); }
-
 const RegisterKernel<LinearKernel> kRegistered({.name = "cpu/linear_f32_scalar",
                                                 .isa = Isa::kScalar,
                                                 .cost = 300,
                                                 .form = kFormF32,
-                                                .refuses = &Refuses,
+                                                .refuses = &RefusesUnalignedRuns,
                                                 .run = &Run});
 
 }  // namespace

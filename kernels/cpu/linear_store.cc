@@ -33,8 +33,12 @@ void StoreValues(const LinearArgs& args, int64_t tile, int64_t row, const float 
 void StoreSums(const LinearArgs& args, int64_t tile, int64_t row, const int64_t sums[kTileRows],
                int64_t poison) {
   std::copy(sums, sums + RowsOfTile(args, tile), args.sums + row * args.stride + tile * kTileRows);
-  if (poison != 0)
-    std::atomic_ref<int64_t>(args.poison[row]).fetch_add(poison, std::memory_order_relaxed);
+  AddPoison(args, row, poison);
+}
+
+void AddPoison(const LinearArgs& args, int64_t row, int64_t count) {
+  if (count != 0)
+    std::atomic_ref<int64_t>(args.poison[row]).fetch_add(count, std::memory_order_relaxed);
 }
 
 }  // namespace bitshard

@@ -17,6 +17,9 @@ void StoreValues(const LinearArgs& args, int64_t tile, int64_t row, const float 
 void StoreSums(const LinearArgs& args, int64_t tile, int64_t row, const int64_t sums[kTileRows],
                int64_t poison);
 
+// Counts values of one row of x that poison; nothing for 0.
+void AddPoison(const LinearArgs& args, int64_t row, int64_t count);
+
 // Real rows of a tile, 1..16.
 int RowsOfTile(const LinearArgs& args, int64_t tile);
 

@@ -15,7 +15,7 @@ ISA_BEGIN_AVX2
 struct Vec16 {
   __m256 low, high;
 };
-inline constexpr int kAccumulators = 5;  // that fit into registers beside operands
+inline constexpr int kAccumulators = 6;  // that fit into registers beside operands
 
 ISA_INLINE Vec16 Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 ISA_INLINE Vec16 Set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

@@ -15,7 +15,7 @@ ISA_BEGIN_AVX512VNNI
 struct Vec16 {
   __m512 v;
 };
-inline constexpr int kAccumulators = 16;  // that fit into registers beside operands
+inline constexpr int kAccumulators = 24;  // that fit into registers beside operands
 
 ISA_INLINE Vec16 Zero() { return {_mm512_setzero_ps()}; }
 ISA_INLINE Vec16 Set(float x) { return {_mm512_set1_ps(x)}; }
@@ -47,17 +47,10 @@ ISA_INLINE Vec16 KeepLanes(Vec16 a, int begin, int end, Vec16 other) {
   return {_mm512_mask_mov_ps(other.v, static_cast<__mmask16>(mask), a.v)};
 }
 
-// p 2^n, where shifted = n + kRoundShiftF32: in two factors, as ExpF32.
+// p 2^n, where shifted = n + kRoundShiftF32; rounded once, as ExpF32 in its two factors.
 ISA_INLINE Vec16 ScaleByExponent(Vec16 p, Vec16 shifted) {
-  const __m512i n =
-      _mm512_sub_epi32(_mm512_castps_si512(shifted.v),
-                       _mm512_castps_si512(_mm512_set1_ps(math_constants::kRoundShiftF32)));
-  const __m512i half = _mm512_srai_epi32(n, 1);
-  const __m512i bias = _mm512_set1_epi32(127);
-  const __m512 a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
-  const __m512 b =
-      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(n, half), bias), 23));
-  return {_mm512_mul_ps(_mm512_mul_ps(p.v, a), b)};
+  return {_mm512_scalef_ps(
+      p.v, _mm512_sub_ps(shifted.v, _mm512_set1_ps(math_constants::kRoundShiftF32)))};
 }
 
 // The tree l+8, l+4, l+2, l+1 over lanes in natural order.

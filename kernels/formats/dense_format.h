@@ -6,10 +6,10 @@
 
 namespace bitshard {
 
-class DenseFormat : public WeightFormat {
+class DenseFormat : public BlockFormat {
  public:
   DenseFormat(std::string_view name, PackedSpec::Type type, uint64_t value_bytes)
-      : WeightFormat(name, 1, value_bytes), type_(type) {}
+      : BlockFormat(name, 1, value_bytes), type_(type) {}
 
   PackedSpec Canonical(uint64_t rows, const ColumnSlice& slice) const override {
     return {.rows = rows, .cols = slice.cols(), .type = type_};

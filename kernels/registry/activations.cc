@@ -15,55 +15,67 @@ namespace bitshard {
 namespace {
 
 void Grow(Buffer& buffer, size_t bytes) {
-  if (buffer.bytes() < bytes) buffer = Buffer(bytes);
+  if (buffer.bytes() < bytes) buffer = Buffer(bytes, MemoryPart::kWorkspace);
 }
 
-// x[cols] into lane order, zeros up to padded_cols.
-void ToLaneOrder(const float* x, int64_t cols, int64_t padded_cols, float* out) {
-  const int64_t whole = cols / kLaneCols * kLaneCols;
-  for (int64_t k = 0; k < whole; k += kLaneCols) {
-    for (int i = 0; i < 8; ++i) {
-      out[k + LaneOfColumn(i)] = x[k + i];
-      out[k + LaneOfColumn(i + 8)] = x[k + i + 8];
-    }
-  }
-  std::fill(out + whole, out + padded_cols, 0.0f);
-  for (int64_t k = whole; k < cols; ++k)
-    out[whole + LaneOfColumn(static_cast<int>(k - whole))] = x[k];
+// Groups of a row and of a segment.
+int64_t GroupsPerSegment(int64_t segment_cols, int group) { return CeilDiv(segment_cols, group); }
+int64_t Groups(int64_t cols, int64_t segment_cols, int group) {
+  return segment_cols == 0 ? 0
+                           : static_cast<int64_t>(CeilDiv(cols, segment_cols)) *
+                                 GroupsPerSegment(segment_cols, group);
 }
-
-// A group whose ends are no multiples of 16, column by column; only the reference kernel reads it.
-struct UnalignedGroup {
-  const float* x;      // the whole row, lane order
-  int64_t begin, end;  // columns
-  int16_t* q;
-  int8_t* hi;
-  int8_t* lo;
-  float* scale;
-};
 
 int64_t LaneIndex(int64_t k) {
   return k / kLaneCols * kLaneCols + LaneOfColumn(static_cast<int>(k % kLaneCols));
 }
 
-void QuantizeUnaligned(const UnalignedGroup& group) {
+// One group of a segment of RunUnaligned; x: its first column.
+template <typename Store>
+void QuantizeUnaligned(const float* x, int64_t begin, int64_t end, float steps, float* scale,
+                       const Store& store) {
   uint32_t amax_bits = 0;
-  for (int64_t k = group.begin; k < group.end; ++k) {
-    amax_bits = std::max(amax_bits, std::bit_cast<uint32_t>(group.x[LaneIndex(k)]) & 0x7fffffffu);
-  }
+  for (int64_t k = begin; k < end; ++k)
+    amax_bits = std::max(amax_bits, std::bit_cast<uint32_t>(x[k - begin]) & 0x7fffffffu);
   const bool finite = amax_bits < 0x7f800000u;
-  float scale = finite ? std::bit_cast<float>(amax_bits) / kActivationSteps
-                       : std::numeric_limits<float>::quiet_NaN();
-  const bool zero = !finite || scale < kSmallestActivationScale;
-  if (finite && zero) scale = 0;
-  for (int64_t k = group.begin; k < group.end; ++k) {
-    const int q = zero ? 0 : static_cast<int>(std::nearbyintf(group.x[LaneIndex(k)] / scale));
-    const int hi = (q + 128) >> 8;
-    group.q[LaneIndex(k)] = static_cast<int16_t>(q);
-    group.hi[LaneIndex(k)] = static_cast<int8_t>(hi);
-    group.lo[LaneIndex(k)] = static_cast<int8_t>(q - 256 * hi);
+  *scale =
+      finite ? std::bit_cast<float>(amax_bits) / steps : std::numeric_limits<float>::quiet_NaN();
+  const bool zero = !finite || *scale < kSmallestActivationScale;
+  if (finite && zero) *scale = 0;
+  for (int64_t k = begin; k < end; ++k)
+    store(LaneIndex(k), zero ? 0 : static_cast<int>(std::nearbyintf(x[k - begin] / *scale)));
+}
+
+// Segments whose ends are no multiples of 16, column by column. Only reference kernels read them;
+// they need no run sums. Pointers in `args` are to the row, x to column `begin`.
+void RunUnaligned(const PrepareArgs& args, int64_t begin, int64_t end) {
+  const float* const x = args.x - begin;
+  if (args.f32 != nullptr) {
+    for (int64_t k = begin; k < end; ++k) args.f32[LaneIndex(k)] = x[k];
   }
-  *group.scale = scale;
+  for (int64_t first = begin; first < end; first += args.segment_cols) {
+    const int64_t segment = first / args.segment_cols;
+    const int64_t last = std::min(first + args.segment_cols, end);
+    if (args.q != nullptr) {
+      float* scale = args.scales + segment * args.groups_per_segment;
+      for (int64_t k = first; k < last; k += kActivationGroup, ++scale) {
+        const int64_t group_end = std::min<int64_t>(k + kActivationGroup, last);
+        QuantizeUnaligned(x + k, k, group_end, kActivationSteps, scale, [&](int64_t at, int q) {
+          const int hi = (q + 128) >> 8;
+          args.q[at] = static_cast<int16_t>(q);
+          args.hi[at] = static_cast<int8_t>(hi);
+          args.lo[at] = static_cast<int8_t>(q - 256 * hi);
+        });
+      }
+    }
+    if (args.a8 != nullptr) {
+      float* scale = args.a8_scales + segment * args.a8_groups_per_segment;
+      for (int64_t k = first; k < last; k += kA8Group, ++scale) {
+        QuantizeUnaligned(x + k, k, std::min<int64_t>(k + kA8Group, last), kA8Steps, scale,
+                          [&](int64_t at, int q) { args.a8[at] = static_cast<int8_t>(q); });
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -72,74 +84,95 @@ void PreparedActivations::Reserve(int64_t max_rows, int64_t cols, int64_t segmen
   CHECK(max_rows >= 0 && cols >= 0 && segment_cols >= 0);
   const size_t rows = static_cast<size_t>(max_rows);
   const size_t padded = RoundUp(cols, kTileCols);
-  const size_t segment = segment_cols == 0 ? cols : segment_cols;
-  const size_t groups =
-      segment == 0 ? 0 : CeilDiv(cols, segment) * CeilDiv(segment, kActivationGroup);
+  const int64_t segment = segment_cols == 0 ? cols : segment_cols;
   Grow(f32_, rows * padded * sizeof(float));
   Grow(q_, rows * padded * sizeof(int16_t));
   Grow(hi_, rows * padded);
   Grow(lo_, rows * padded);
   Grow(run_sums_, rows * padded / kLaneCols * sizeof(int32_t));
-  Grow(scales_, rows * groups * sizeof(float));
+  Grow(scales_, rows * Groups(cols, segment, kActivationGroup) * sizeof(float));
+  Grow(a8_, rows * padded);
+  Grow(a8_run_sums_, rows * padded / kLaneCols * sizeof(int32_t));
+  Grow(a8_scales_, rows * Groups(cols, segment, kA8Group) * sizeof(float));
 }
 
-void PreparedActivations::Prepare(const float* x, int64_t rows, int64_t cols, int64_t stride,
-                                  int64_t segment_cols, unsigned forms, Isa isa, ThreadPool& pool) {
+void PreparedActivations::Begin(int64_t rows, int64_t cols, int64_t segment_cols, unsigned forms,
+                                Isa isa) {
   rows_ = rows;
   cols_ = cols;
   segment_cols_ = segment_cols == 0 ? cols : segment_cols;
   padded_cols_ = static_cast<int64_t>(RoundUp(cols, kTileCols));
-  groups_per_segment_ = static_cast<int64_t>(CeilDiv(segment_cols_, kActivationGroup));
-  groups_ = segment_cols_ == 0
-                ? 0
-                : static_cast<int64_t>(CeilDiv(cols, segment_cols_)) * groups_per_segment_;
+  groups_per_segment_ = GroupsPerSegment(segment_cols_, kActivationGroup);
+  groups_ = Groups(cols, segment_cols_, kActivationGroup);
+  a8_groups_per_segment_ = GroupsPerSegment(segment_cols_, kA8Group);
+  a8_groups_ = Groups(cols, segment_cols_, kA8Group);
   forms_ = forms;
   CHECK(static_cast<size_t>(rows * padded_cols_) * sizeof(float) <= f32_.bytes() &&
-        static_cast<size_t>(rows * groups_) * sizeof(float) <= scales_.bytes())
+        static_cast<size_t>(rows * groups_) * sizeof(float) <= scales_.bytes() &&
+        static_cast<size_t>(rows * a8_groups_) * sizeof(float) <= a8_scales_.bytes())
       << "not reserved: rows=" << rows << " cols=" << cols << " segment_cols=" << segment_cols;
-  const PrepareKernel* kernel = KernelRegistry<PrepareKernel>::Get().Fastest(isa);
-  CHECK(kernel != nullptr) << "no prepare kernel is linked in";
-  const bool aligned = segment_cols_ % kLaneCols == 0 || segment_cols_ >= cols;
+  kernel_ = KernelRegistry<PrepareKernel>::Get().Fastest(isa);
+  CHECK(kernel_ != nullptr) << "no prepare kernel is linked in";
+}
 
-  pool.ParallelFor(rows, [&](int64_t row, int) {
-    float* lanes = f32_.as<float>() + row * padded_cols_;
-    ToLaneOrder(x + row * stride, cols, padded_cols_, lanes);
-    if (!(forms & kFormA16)) return;
-    int16_t* q = q_.as<int16_t>() + row * padded_cols_;
-    int8_t* hi = hi_.as<int8_t>() + row * padded_cols_;
-    int8_t* lo = lo_.as<int8_t>() + row * padded_cols_;
-    int32_t* sums = run_sums_.as<int32_t>() + row * (padded_cols_ / kLaneCols);
-    float* scales = scales_.as<float>() + row * groups_;
-    if (!aligned) {
-      std::memset(q, 0, padded_cols_ * sizeof(int16_t));
-      std::memset(hi, 0, padded_cols_);
-      std::memset(lo, 0, padded_cols_);
+void PreparedActivations::PrepareSegments(int64_t row, int64_t begin, int64_t end, const float* x) {
+  DCHECK(row >= 0 && row < rows_ && begin >= 0 && begin <= end && end <= cols_);
+  DCHECK(begin == end || begin % segment_cols_ == 0);
+  if (begin == end) return;
+  const bool aligned = segment_cols_ % kLaneCols == 0 || segment_cols_ >= cols_;
+  const int64_t segment = begin / segment_cols_;
+  const int64_t at = row * padded_cols_ + (aligned ? begin : 0);
+  const int64_t run = at / kLaneCols;
+  PrepareArgs args;
+  args.x = x;
+  args.cols = end - begin;
+  args.segment_cols = segment_cols_;
+  args.groups_per_segment = groups_per_segment_;
+  args.a8_groups_per_segment = a8_groups_per_segment_;
+  if (forms_ & kFormF32) args.f32 = f32_.as<float>() + at;
+  if (forms_ & kFormA16) {
+    args.q = q_.as<int16_t>() + at;
+    args.hi = hi_.as<int8_t>() + at;
+    args.lo = lo_.as<int8_t>() + at;
+    args.run_sums = run_sums_.as<int32_t>() + run;
+    args.scales =
+        scales_.as<float>() + row * groups_ + (aligned ? segment : 0) * groups_per_segment_;
+  }
+  if (forms_ & kFormA8) {
+    args.a8 = a8_.as<int8_t>() + at;
+    args.a8_run_sums = a8_run_sums_.as<int32_t>() + run;
+    args.a8_scales = a8_scales_.as<float>() + row * a8_groups_ +
+                     (aligned ? segment : 0) * a8_groups_per_segment_;
+  }
+  if (aligned) {
+    kernel_->run(args);
+  } else {
+    RunUnaligned(args, begin, end);
+  }
+  if (end == cols_) ZeroPadding(row, aligned ? static_cast<int64_t>(RoundUp(end, kLaneCols)) : end);
+}
+
+void PreparedActivations::ZeroPadding(int64_t row, int64_t from) {
+  for (int64_t k = from; k < padded_cols_; ++k) {
+    const int64_t at = row * padded_cols_ + LaneIndex(k);
+    if (forms_ & kFormF32) f32_.as<float>()[at] = 0;
+    if (forms_ & kFormA16) {
+      q_.as<int16_t>()[at] = 0;
+      hi_.as<int8_t>()[at] = 0;
+      lo_.as<int8_t>()[at] = 0;
+      run_sums_.as<int32_t>()[at / kLaneCols] = 0;
     }
-    for (int64_t begin = 0; begin < cols; begin += segment_cols_) {
-      const int64_t end = std::min(begin + segment_cols_, cols);
-      float* scale = scales + begin / segment_cols_ * groups_per_segment_;
-      for (int64_t k = begin; k < end; k += kActivationGroup, ++scale) {
-        const int64_t group_end = std::min<int64_t>(k + kActivationGroup, end);
-        if (aligned) {
-          kernel->run({.x = lanes + k,
-                       .runs = static_cast<int>(CeilDiv(group_end - k, kLaneCols)),
-                       .q = q + k,
-                       .hi = hi + k,
-                       .lo = lo + k,
-                       .run_sums = sums + k / kLaneCols,
-                       .scale = scale});
-        } else {
-          QuantizeUnaligned({.x = lanes,
-                             .begin = k,
-                             .end = group_end,
-                             .q = q,
-                             .hi = hi,
-                             .lo = lo,
-                             .scale = scale});
-        }
-      }
+    if (forms_ & kFormA8) {
+      a8_.as<int8_t>()[at] = 0;
+      a8_run_sums_.as<int32_t>()[at / kLaneCols] = 0;
     }
-  });
+  }
+}
+
+void PreparedActivations::Prepare(const float* x, int64_t rows, int64_t cols, int64_t stride,
+                                  int64_t segment_cols, unsigned forms, Isa isa, ThreadPool& pool) {
+  Begin(rows, cols, segment_cols, forms, isa);
+  pool.ParallelFor(rows, [&](int64_t row, int) { PrepareRow(row, x + row * stride); });
 }
 
 }  // namespace bitshard

@@ -3,9 +3,11 @@
 //
 // Forms: kFormF32 keeps the f32 values; kFormA16 is 16-bit fixed point with one scale per 64
 // columns, restarting at every segment: s = amax / 32639, q = round-to-even(x / s), q = 256 hi + lo
-// with hi = (q + 128) >> 8. amax = 0, or an s below 2^-126, gives s = 0 and q = 0. A group with a
-// non-finite value gets s = NaN, so that every sum it enters is NaN. Columns are stored in runs of
-// 16 in the order LaneOfColumn, padded with zeros to 64 at the end of the row.
+// with hi = (q + 128) >> 8; kFormA8 is one signed byte with one scale per 32 columns, restarting
+// alike: s = amax / 127, q = round-to-even(x / s). In both amax = 0, or an s below 2^-126, gives s
+// = 0 and q = 0, and a group with a non-finite value gets s = NaN, so that every sum it enters is
+// NaN. Columns are stored in runs of 16 in the order LaneOfColumn, padded with zeros to 64 at the
+// end of the row. Forms have memory of their own: a row may be there in all of them.
 #pragma once
 
 #include <cstdint>
@@ -16,24 +18,36 @@
 
 namespace bitshard {
 
-// What `--activations` says; dense formats run as kF32 in both.
-enum class ActivationMode { kF32, kA16 };
+// What `--activations` says; dense formats run as kF32 in all.
+enum class ActivationMode { kF32, kA16, kA8 };
 
 inline constexpr unsigned kFormF32 = 1;
 inline constexpr unsigned kFormA16 = 2;
+inline constexpr unsigned kFormA8 = 4;
 
-inline constexpr int kActivationGroup = 64;
+inline constexpr int kActivationGroup = 64;  // columns that share a scale in kFormA16
+inline constexpr int kA8Group = 32;          // in kFormA8
+
+struct PrepareKernel;  // kernels/registry/prepare_kernel.h
 
 class PreparedActivations {
  public:
   // At bind, once for each use: room for `max_rows` x `cols` in all forms. segment_cols as in
-  // Prepare.
+  // Begin.
   void Reserve(int64_t max_rows, int64_t cols, int64_t segment_cols);
 
-  // x[rows, cols], row r at x + r * stride. `segment_cols` = 0: one segment, the whole row. `isa`
-  // picks the code path only. REQUIRES: reserved for it. Allocates nothing.
+  // All at once: Begin, and PrepareRow for every row of x[rows, cols], row r at x + r * stride.
   void Prepare(const float* x, int64_t rows, int64_t cols, int64_t stride, int64_t segment_cols,
                unsigned forms, Isa isa, ThreadPool& pool);
+
+  // Or in parts, by those who make the values: Begin says what comes, and then every column of
+  // every row is prepared once, in any order, by any threads. `segment_cols` = 0: one segment, the
+  // whole row. `isa` picks the code path only. REQUIRES: reserved for it. Allocates nothing.
+  void Begin(int64_t rows, int64_t cols, int64_t segment_cols, unsigned forms, Isa isa);
+  // x[cols].
+  void PrepareRow(int64_t row, const float* x) { PrepareSegments(row, 0, cols_, x); }
+  // Columns [begin, end) of a row, whole segments; x[end - begin].
+  void PrepareSegments(int64_t row, int64_t begin, int64_t end, const float* x);
 
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
@@ -54,11 +68,24 @@ class PreparedActivations {
   }
   const float* scales(int64_t row) const { return scales_.as<float>() + row * groups_; }
 
+  // kFormA8, likewise. Its groups are of kA8Group columns.
+  int64_t a8_groups_per_segment() const { return a8_groups_per_segment_; }
+  int64_t a8_groups() const { return a8_groups_; }  // of a row
+  const int8_t* a8(int64_t row) const { return a8_.as<int8_t>() + row * padded_cols_; }
+  const int32_t* a8_run_sums(int64_t row) const {
+    return a8_run_sums_.as<int32_t>() + row * (padded_cols_ / 16);
+  }
+  const float* a8_scales(int64_t row) const { return a8_scales_.as<float>() + row * a8_groups_; }
+
  private:
+  // Columns from `from` to the end of the row's padding.
+  void ZeroPadding(int64_t row, int64_t from);
+
   int64_t rows_ = 0, cols_ = 0, segment_cols_ = 0, padded_cols_ = 0, groups_per_segment_ = 0,
-          groups_ = 0;
+          groups_ = 0, a8_groups_per_segment_ = 0, a8_groups_ = 0;
   unsigned forms_ = 0;
-  Buffer f32_, q_, hi_, lo_, run_sums_, scales_;
+  const PrepareKernel* kernel_ = nullptr;
+  Buffer f32_, q_, hi_, lo_, run_sums_, scales_, a8_, a8_run_sums_, a8_scales_;
 };
 
 }  // namespace bitshard

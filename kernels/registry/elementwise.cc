@@ -1,6 +1,7 @@
 #include "kernels/registry/elementwise.h"
 
 #include <cstring>
+#include <string>
 
 #include "kernels/base/check.h"
 #include "kernels/registry/elementwise_kernel.h"
@@ -13,6 +14,20 @@ const Kernel& Choose(Isa isa) {
   const Kernel* kernel = KernelRegistry<Kernel>::Get().Fastest(isa);
   CHECK(kernel != nullptr) << "no kernels are linked in";
   return *kernel;
+}
+
+template <typename Kernel>
+KernelChoice ChoiceOf(Isa isa) {
+  const Kernel& chosen = Choose<Kernel>(isa);
+  KernelChoice choice;
+  choice.kernel = chosen.name;
+  choice.isa = chosen.isa;
+  for (const Kernel* kernel : KernelRegistry<Kernel>::Get().all()) {
+    if (kernel == &chosen) break;
+    if (!HasIsa(kernel->isa)) continue;
+    choice.refused.push_back({kernel->name, "this rank is held to " + std::string(IsaName(isa))});
+  }
+  return choice;
 }
 
 }  // namespace
@@ -42,22 +57,22 @@ void ResidualAdd(const float* a, int64_t a_stride, const float* b, int64_t b_str
   });
 }
 
-void AddBias(const float* bias, int64_t rows, int64_t width, float* y, int64_t stride,
-             ThreadPool& pool) {
-  pool.ParallelFor(rows, [&](int64_t r, int) {
-    for (int64_t i = 0; i < width; ++i) y[r * stride + i] += bias[i];
-  });
-}
-
 void ExpShifted(const float* x, float shift, int64_t count, float* out, Isa isa) {
   Choose<ExpKernel>(isa).run(x, shift, count, out);
 }
 
-const char* ElementwiseKernelName(const char* op, Isa isa) {
-  if (std::strcmp(op, "rms_norm") == 0) return Choose<RmsNormKernel>(isa).name;
-  if (std::strcmp(op, "gated_act") == 0) return Choose<GatedActKernel>(isa).name;
-  if (std::strcmp(op, "exp") == 0) return Choose<ExpKernel>(isa).name;
-  return "registry/plain";
+RowKernels ChooseRowKernels(Isa isa) {
+  return {.rms_norm = Choose<RmsNormKernel>(isa).run,
+          .gated_act = Choose<GatedActKernel>(isa).run,
+          .sums = Choose<SumsKernel>(isa).run};
+}
+
+KernelChoice ElementwiseChoice(const char* op, Isa isa) {
+  if (std::strcmp(op, "rms_norm") == 0) return ChoiceOf<RmsNormKernel>(isa);
+  if (std::strcmp(op, "gated_act") == 0) return ChoiceOf<GatedActKernel>(isa);
+  if (std::strcmp(op, "sums") == 0) return ChoiceOf<SumsKernel>(isa);
+  CHECK(std::strcmp(op, "exp") == 0) << op;
+  return ChoiceOf<ExpKernel>(isa);
 }
 
 }  // namespace bitshard

@@ -7,6 +7,7 @@
 
 #include "kernels/base/cpu_features.h"
 #include "kernels/base/thread_pool.h"
+#include "kernels/registry/kernel_choice.h"
 
 namespace bitshard {
 
@@ -26,15 +27,24 @@ void GatedAct(Activation activation, const float* gate, int64_t gate_stride, con
 void ResidualAdd(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
                  int64_t width, float* out, int64_t out_stride, ThreadPool& pool);
 
-// y += bias on every row.
-void AddBias(const float* bias, int64_t rows, int64_t width, float* y, int64_t stride,
-             ThreadPool& pool);
-
 // out[i] = ExpF32(x[i] - shift): the vector form for softmax sums over a vocabulary.
 void ExpShifted(const float* x, float shift, int64_t count, float* out, Isa isa);
 
+// One row of these and of SumsToF32 (reduction.h), for ops that do several things to a row while it
+// is in the cache. Chosen once, at bind.
+struct RowKernels {
+  void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t width,
+                   float* y) = nullptr;
+  void (*gated_act)(Activation activation, const float* gate, const float* up, int64_t width,
+                    float* out) = nullptr;
+  // y = residual + (f32(sums) + bias); bias and residual may be null, y may be residual.
+  void (*sums)(const int64_t* sums, const float* bias, const float* residual, int64_t width,
+               float* y) = nullptr;
+};
+RowKernels ChooseRowKernels(Isa isa);
+
 // Which implementation each of them uses: "cpu/rms_norm_avx2" ... for reports. op: "rms_norm",
-// "gated_act", "exp".
-const char* ElementwiseKernelName(const char* op, Isa isa);
+// "gated_act", "sums", "exp".
+KernelChoice ElementwiseChoice(const char* op, Isa isa);
 
 }  // namespace bitshard

@@ -32,4 +32,13 @@ struct ExpKernel {
   void (*run)(const float* x, float shift, int64_t count, float* out) = nullptr;
 };
 
+struct SumsKernel {
+  const char* name = nullptr;
+  Isa isa = Isa::kScalar;
+  int cost = 0;
+  // One row: y = residual + (f32(sums) + bias); bias and residual may be null, y may be residual.
+  void (*run)(const int64_t* sums, const float* bias, const float* residual, int64_t width,
+              float* y) = nullptr;
+};
+
 }  // namespace bitshard

@@ -25,18 +25,18 @@ struct LinearArgs {
   int64_t n = 0, k = 0;
   const uint8_t* codes = nullptr;
   int64_t tile_bytes = 0;  // codes of one row tile
-  const uint16_t* scales = nullptr;
-  int64_t scale_stride = 0;  // u16 of one row tile
   PackedSpec::Type type = PackedSpec::Type::kF32;
-  int bits = 0, zero_point = 0, group_size = 0, first_group_offset = 0;
-  bool has_min = false;
+  int bits = 0;
+  ScaleView scale;  // kInt: zero points and groups too
 
-  // Activations, see activations.h. Row strides: padded_cols, padded_cols / 16 and act_groups.
+  // Activations, see activations.h. Row strides: padded_cols, padded_cols / 16 and act_groups. Run
+  // sums, scales and groups are those of the kernel's form.
   int64_t m = 0, padded_cols = 0;
   const float* x = nullptr;
   const int16_t* q = nullptr;
   const int8_t* hi = nullptr;
   const int8_t* lo = nullptr;
+  const int8_t* a8 = nullptr;
   const int32_t* run_sums = nullptr;
   const float* act_scales = nullptr;
   int64_t act_groups = 0, act_groups_per_segment = 0;
@@ -60,12 +60,27 @@ struct LinearKernel {
   const char* name = nullptr;
   Isa isa = Isa::kScalar;
   int cost = 0;
-  unsigned form = 0;  // kFormF32 or kFormA16
-  // Empty, or why it cannot serve this.
+  unsigned form = 0;  // kFormF32, kFormA16 or kFormA8
+  // Whether such weights are its business; null: all are.
+  bool (*is_for)(const PackedSpec& weight) = nullptr;
+  // Of a weight that it is for: empty, or why it cannot serve this.
   std::string (*refuses)(const LinearKey& key) = nullptr;
   // Computes row tiles [tile_begin, tile_end) for all rows of x.
   void (*run)(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) = nullptr;
 };
+
+// For LinearKernel::is_for: one type, of integers one width.
+template <PackedSpec::Type kType, int kBits = 0>
+bool IsOfKind(const PackedSpec& weight) {
+  return weight.type == kType && (kType != PackedSpec::Type::kInt || weight.bits == kBits);
+}
+
+// A kernel for another kind of weight would not be faster: it is not in question.
+inline bool IsFor(const LinearKernel& kernel, const PackedSpec& weight) {
+  return kernel.is_for == nullptr || kernel.is_for(weight);
+}
+// Empty, or why the kernel cannot serve this.
+std::string RefusalOf(const LinearKernel& kernel, const LinearKey& key);
 
 // Boundaries that all tile kernels need: whole runs of 16 columns between groups, segments and
 // cuts. Empty, or the reason.

@@ -1,5 +1,6 @@
 #include "kernels/registry/reduction.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>

@@ -15,4 +15,20 @@ Buffer::Buffer(size_t bytes) : bytes_(bytes) {
   std::memset(data_.get(), 0, padded);
 }
 
+Buffer::Buffer(size_t bytes, MemoryPart part)
+    : data_(MapMemory(part, bytes), Free(Free::Kind::kMapping)), bytes_(bytes) {
+  if (bytes == 0) return;
+  CHECK(data_ != nullptr) << "no memory left for " << bytes << " bytes";
+  std::memset(data_.get(), 0, bytes);
+}
+
+Buffer::Buffer(size_t bytes, MemoryArena* arena) : bytes_(bytes) {
+  if (arena == nullptr) {
+    *this = Buffer(bytes);
+    return;
+  }
+  if (bytes == 0) return;
+  data_ = std::unique_ptr<uint8_t[], Free>(arena->Allocate(bytes), Free(Free::Kind::kArena));
+}
+
 }  // namespace bitshard

@@ -19,12 +19,14 @@ inline constexpr int kTileLanes = 32;
 // bits are still zero.
 void PutCode(uint32_t* tile, int bits, int row, int col, uint32_t code);
 
-// The 16 codes of columns [16 run, 16 run + 16) of a row, in column order; the same as 16 times
-// PutCode or GetCode. REQUIRES: 0 <= run < 4.
-void PutRun(uint32_t* tile, int bits, int row, int run, const uint8_t codes[16]);
-void GetRun(const uint32_t* tile, int bits, int row, int run, uint8_t codes[16]);
-
 uint32_t GetCode(const uint32_t* tile, int bits, int row, int col);
+
+// A whole row of `count` tiles that follow each other: codes[64 * count], in column order; the same
+// as that many times PutCode, and fast.
+void PutRow(uint32_t* tiles, int bits, int row, const uint8_t* codes, int64_t count);
+
+// The 16 codes of columns [16 run, 16 run + 16) of a row, in column order. REQUIRES: 0 <= run < 4.
+void GetRun(const uint32_t* tile, int bits, int row, int run, uint8_t codes[16]);
 
 inline constexpr int64_t TileBytes(int bits) { return int64_t{128} * bits; }
 

@@ -57,8 +57,8 @@ TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
   EXPECT_THAT(Refusal("port", "70000"), HasSubstr("--port=70000"));
   EXPECT_THAT(Refusal("fleet_port", "50051"), HasSubstr("the same"));
   EXPECT_THAT(Refusal("metrics_port", "50051"), HasSubstr("--metrics-port"));
-  EXPECT_THAT(Refusal("activations", "a8"), HasSubstr("a16 or f32"));
-  EXPECT_THAT(Refusal("kv_cache_dtype", "int8"), HasSubstr("bf16, f16 or f32"));
+  EXPECT_THAT(Refusal("activations", "a4"), HasSubstr("a16, a8 or f32"));
+  EXPECT_THAT(Refusal("kv_cache_dtype", "int3"), HasSubstr("bf16, f16, f32, int8 or fp8_e4m3"));
   EXPECT_THAT(Refusal("kv_cache_bytes", "lots"), HasSubstr("512MiB"));
   EXPECT_THAT(Refusal("token_budget", "0"), HasSubstr("--token-budget"));
   EXPECT_THAT(Refusal("max_running", "-1"), HasSubstr("--max-running"));

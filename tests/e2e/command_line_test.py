@@ -1,5 +1,6 @@
 """What a person sees of the `bitshard` command: help that teaches, and errors that say what to try."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -25,11 +26,11 @@ class CommandLineTest(unittest.TestCase):
     def test_overview_lists_the_verbs(self):
         result = run("--help")
         self.assertEqual(result.returncode, 0)
-        for verb in ("serve", "complete", "chat", "inspect"):
+        for verb in ("serve", "complete", "chat", "inspect", "bench", "eval"):
             self.assertIn(verb, result.stdout)
 
     def test_every_verb_has_help_with_an_example(self):
-        for verb in ("serve", "complete", "chat", "inspect"):
+        for verb in ("serve", "complete", "chat", "inspect", "bench", "eval"):
             result = run(verb, "--help")
             self.assertEqual(result.returncode, 0, verb)
             self.assertIn(f"bitshard {verb}", result.stdout)
@@ -45,8 +46,51 @@ class CommandLineTest(unittest.TestCase):
     def test_inspect_shows_formats_and_the_plan(self):
         result = run("inspect", golden_model("gguf-Q4_1"), "--ranks=3")
         self.assertEqual(result.returncode, 0, result.stderr)
-        for word in ("q4_1", "q8_0", "3 workers"):
+        for word in ("q4_1", "q8_0", "3 workers", "kernels of this machine", "GMAC/s"):
             self.assertIn(word, result.stdout)
+
+    def test_fallback_kernels_are_refused_when_fast_ones_are_required(self):
+        if "avx2" not in open("/proc/cpuinfo").read():
+            self.skipTest("this machine has no set of instructions beyond the scalar one")
+        result = serve(golden_model("gguf-Q4_1"), "--require-kernels=fast", "--worker-flags=--isa=scalar")
+        self.assertNotEqual(result.returncode, 0)
+        for word in ("--require-kernels=fast", "would run on the fallback", "held to scalar"):
+            self.assertIn(word, result.stderr)
+        with Service(golden_model("gguf-Q4_1"), workers=2, flags=["--require-kernels=fast"]) as service:
+            report = service.admin.GetKernelReport(pb.GetKernelReportRequest(), timeout=5)
+            speeds = {kernel.speed for rank in report.ranks for kernel in rank.kernels}
+            self.assertEqual(speeds, {pb.KERNEL_SPEED_FAST})
+            shown = run("inspect", f"--admin-address=127.0.0.1:{service.ports['admin_port']}")
+            self.assertEqual(shown.returncode, 0, shown.stderr)
+            for word in ("rank 1", "linear", "payload", report.ranks[0].kernels[0].kernel):
+                self.assertIn(word, shown.stdout)
+
+    def test_eval_of_a_model_against_itself_finds_no_difference(self):
+        folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        for path in ("coordinator/bitshard-coordinator", "worker/bitshard-worker"):
+            os.symlink(ROOT / path, pathlib.Path(folder) / pathlib.Path(path).name)
+        text = pathlib.Path(folder, "text")
+        text.write_text("def score(tokens, first):\n    return [log_prob(t) for t in tokens[first:]]\n" * 40)
+        common = [f"--test={golden_model('gguf-Q4_1')}", f"--text={text}", f"--bin-dir={folder}", "--ctx=64",
+                  "--chunks=3", "--kv-cache-dtype=f32", "--json"]
+        # Any number of workers, and any two of them: the bits are the same.
+        same = run("eval", "kld", *common, "--activations=f32", "--workers=3", "--base-workers=1", timeout=120)
+        self.assertEqual(same.returncode, 0, same.stderr)
+        figures = json.loads(same.stdout)
+        self.assertEqual(figures["positions"], 3 * 31)  # the second half of each window but its last position
+        self.assertEqual(figures["exact"]["max_kld"], 0)
+        self.assertEqual(figures["exact"]["same_top"]["value"], 1)
+        self.assertEqual(figures["exact"]["ppl_base"], figures["exact"]["ppl_test"])
+        a16 = json.loads(run("eval", "kld", *common, "--activations=a16", timeout=120).stdout)["exact"]
+        self.assertGreater(a16["mean_kld"]["value"], 0)
+        self.assertLess(a16["mean_kld"]["value"], 1e-6)
+        self.assertEqual(a16["ppl_base"], figures["exact"]["ppl_base"])
+
+    def test_eval_says_what_is_missing(self):
+        for flags, word in (((), "kld"), (("kld",), "--test"), (("kld", "--test=x"), "--text")):
+            result = run("eval", *flags)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(word, result.stderr)
 
     def test_serve_of_a_missing_model_says_so(self):
         result = serve("/no/such/model.gguf")

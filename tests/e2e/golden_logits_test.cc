@@ -83,17 +83,14 @@ TEST_P(GoldenLogits, LastLogitsAndGreedyTokensEqualTransformers) {
               workers, worst, kRelativeL2Bound);
 }
 
-// GGUF files of tiny-llama-q: the golden is transformers in FP32 with the weights that the gguf
-// package dequantizes.
-class GoldenGgufLogits : public testing::TestWithParam<std::tuple<std::string, int>> {};
-
-TEST_P(GoldenGgufLogits, LastLogitsEqualTransformersWithTheDequantizedWeights) {
-  const auto& [name, workers] = GetParam();
+// The golden's tensors p<n><suffix> for prompts of n tokens, which are in `prompts_of`.
+void CompareLastLogits(const std::string& name, int workers, const std::string& prompts_of,
+                       const std::vector<int>& prompts, const std::string& suffix) {
   auto model = TestModel::Open(GoldenModel(name));
   ASSERT_TRUE(model.ok()) << model.status();
   auto golden = ReadGoldenTensors(GoldenModel(name) + "/golden.safetensors");
   ASSERT_TRUE(golden.ok()) << golden.status();
-  auto base = ReadGoldenTensors(GoldenModel("tiny-llama-q") + "/golden.safetensors");
+  auto base = ReadGoldenTensors(GoldenModel(prompts_of) + "/golden.safetensors");
   ASSERT_TRUE(base.ok()) << base.status();
 
   LogitsRecorder recorder((*model)->checkpoint().config.vocab_size);
@@ -103,20 +100,48 @@ TEST_P(GoldenGgufLogits, LastLogitsEqualTransformersWithTheDequantizedWeights) {
   auto group = ThreadGroup::Create(**model, options);
   ASSERT_TRUE(group.ok()) << group.status();
   double worst = 0;
-  for (int n : {1, 17, 130, 700}) {
+  for (int n : prompts) {
     recorder.Clear();
     ASSERT_TRUE(
         TeacherForce(**group, base->i32.at(absl::StrCat("p", n, ".input_ids")), 512, Outputs::kLast)
             .ok());
     const absl::Span<const float> last = recorder.At(static_cast<uint32_t>(n) - 1);
-    const double error =
-        RelativeL2(std::vector<float>(last.begin(), last.end()),
-                   golden->f32.at(absl::StrCat("p", n, ".last_logits.tool_weights_fp32")));
+    const double error = RelativeL2(std::vector<float>(last.begin(), last.end()),
+                                    golden->f32.at(absl::StrCat("p", n, suffix)));
     worst = std::max(worst, error);
     EXPECT_LT(error, kRelativeL2Bound) << name << " at " << workers << " workers, prompt of " << n;
   }
   std::printf("%s at %d workers: largest relative L2 error %.3g (bound %.0e)\n", name.c_str(),
               workers, worst, kRelativeL2Bound);
+}
+
+// GGUF files of tiny-llama-q: the golden is transformers in FP32 with the weights that the gguf
+// package dequantizes.
+class GoldenGgufLogits : public testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(GoldenGgufLogits, LastLogitsEqualTransformersWithTheDequantizedWeights) {
+  const auto& [name, workers] = GetParam();
+  CompareLastLogits(name, workers, "tiny-llama-q", {1, 17, 130, 700},
+                    ".last_logits.tool_weights_fp32");
+}
+
+// compressed-tensors checkpoints of tiny-llama-q: the golden is transformers in FP32 with integer
+// times scale, not rounded.
+class GoldenCompressedLogits : public testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(GoldenCompressedLogits, LastLogitsEqualTransformersWithTheExactWeights) {
+  const auto& [name, workers] = GetParam();
+  CompareLastLogits(name, workers, "tiny-llama-q", {1, 17, 130, 700},
+                    ".last_logits.exact_weights_fp32");
+}
+
+// A random Qwen2, tied, in both containers: the golden is tests/golden/models/tiny_qwen2.py, numpy
+// in float64.
+class GoldenQwen2Logits : public testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(GoldenQwen2Logits, LastLogitsEqualAnIndependentImplementation) {
+  const auto& [name, workers] = GetParam();
+  CompareLastLogits(name, workers, "tiny-qwen2", {1, 17, 130}, ".last_logits");
 }
 
 std::string CaseName(const testing::TestParamInfo<std::tuple<std::string, int>>& info) {
@@ -125,8 +150,20 @@ std::string CaseName(const testing::TestParamInfo<std::tuple<std::string, int>>&
   return name;
 }
 
+INSTANTIATE_TEST_SUITE_P(
+    Models, GoldenCompressedLogits,
+    testing::Combine(testing::Values("ct-int3-g32-g128", "ct-int4-embed-lmhead-int8",
+                                     "ct-int4-g32-asym", "ct-int5-g32-g128", "ct-int6-channel"),
+                     testing::Values(1, 2, 3, 4)),
+    CaseName);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenQwen2Logits,
+                         testing::Combine(testing::Values("tiny-qwen2", "tiny-qwen2-gguf"),
+                                          testing::Values(1, 2, 3, 4)),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(Models, GoldenGgufLogits,
-                         testing::Combine(testing::Values("gguf-Q4_1", "gguf-Q8_0", "gguf-F16"),
+                         testing::Combine(testing::Values("gguf-Q4_0", "gguf-Q4_1", "gguf-Q8_0",
+                                                          "gguf-F16", "gguf-Q4_K_M", "gguf-Q5_K_M",
+                                                          "gguf-Q6_K"),
                                           testing::Values(1, 2, 3, 4)),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Models, GoldenLogits,

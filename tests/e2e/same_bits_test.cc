@@ -1,7 +1,7 @@
 // The same-bits harness (design promise 2): one set of requests through the real engine and real
-// ranks in every cell of workers x batch x prefill chunk x activations x ISA mix; tokens, text and
-// the bits of every log-probability must equal those of the first cell. A planted wrong order of
-// summation must make it fail.
+// ranks in every cell of workers x batch x prefill chunk x activations x ISA mix x type of KV
+// cache; tokens, text and the bits of every log-probability must equal those of the first cell. A
+// planted wrong order of summation must make it fail.
 //
 // It grows with every feature: a new axis is one more field of Cell.
 #include <memory>
@@ -27,11 +27,12 @@ constexpr int kAlone =
 
 struct Cell {
   int workers = 1;
-  bool batch = false;          // 32 at once, or one at a time
-  uint32_t prefill_chunk = 0;  // 0 = the whole prompt in one step
-  std::vector<Isa> isas;       // one a rank; empty: the machine's best
-  std::vector<double> shares;  // empty: equal
+  bool batch = false;               // 32 at once, or one at a time
+  uint32_t prefill_chunk = 0;       // 0 = the whole prompt in one step
+  std::vector<Isa> isas = {};       // one a rank; empty: the machine's best
+  std::vector<double> shares = {};  // empty: equal
   int threads_per_rank = 1;
+  internal::NumericsOptions::CacheType cache = internal::NumericsOptions::CACHE_TYPE_BF16;
 
   std::string Name() const {
     std::string isa_names;
@@ -80,7 +81,7 @@ ThreadGroup::Options GroupOptions(const Cell& cell,
   options.isas = cell.isas;
   options.threads_per_rank = cell.threads_per_rank;
   options.activations = activations;
-  options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_BF16;
+  options.kv_cache_type = cell.cache;
   options.max_slots = kRequests;
   options.max_step_tokens = 256;
   return options;
@@ -116,12 +117,13 @@ struct Subject {
   std::string name;
   std::string path;
   internal::NumericsOptions::Activations activations;
+  std::string tokenizer_of = "";
 };
 
 class SameBits : public testing::TestWithParam<Subject> {};
 
 TEST_P(SameBits, InEveryCellOfWorkersBatchAndPrefillChunk) {
-  auto model = TestModel::Open(GetParam().path);
+  auto model = TestModel::Open(GetParam().path, GetParam().tokenizer_of);
   ASSERT_TRUE(model.ok()) << model.status();
   std::vector<Transcript> reference;
   int cells = 0;
@@ -145,7 +147,7 @@ TEST_P(SameBits, InEveryCellOfWorkersBatchAndPrefillChunk) {
 }
 
 TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
-  auto model = TestModel::Open(GetParam().path);
+  auto model = TestModel::Open(GetParam().path, GetParam().tokenizer_of);
   ASSERT_TRUE(model.ok()) << model.status();
   Cell reference_cell;
   reference_cell.batch = true;
@@ -188,6 +190,51 @@ TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
     EXPECT_EQ(CountDifferences(reference, RunCell(**model, **group, cell), cell.Name(), true), 0);
   }
 }
+
+// Every type of cache, in cells that differ from the first in all that can matter to attention.
+class SameBitsOfCache : public testing::TestWithParam<internal::NumericsOptions::CacheType> {};
+
+TEST_P(SameBitsOfCache, InCellsOfAllKinds) {
+  const auto activations = internal::NumericsOptions::ACTIVATIONS_A16;
+  auto model = TestModel::Open(GoldenModel("gguf-Q4_1"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto run = [&](const Cell& cell) {
+    auto group = ThreadGroup::Create(**model, GroupOptions(cell, activations));
+    CHECK_OK(group.status());
+    return RunCell(**model, **group, cell);
+  };
+  const Cell first = {.batch = true, .cache = GetParam()};
+  const std::vector<Transcript> reference = run(first);
+
+  std::vector<Cell> cells = {
+      {.prefill_chunk = 64, .cache = GetParam()},
+      {.batch = true, .prefill_chunk = 7, .threads_per_rank = 3, .cache = GetParam()},
+      {.workers = 3, .prefill_chunk = 1, .cache = GetParam()},
+  };
+  for (Isa isa : kAllIsas) {
+    if (!HasIsa(isa)) continue;
+    cells.push_back({.workers = 2, .batch = true, .isas = {isa, BestIsa()}, .cache = GetParam()});
+  }
+  for (const Cell& cell : cells)
+    EXPECT_EQ(CountDifferences(reference, run(cell), cell.Name(), true), 0);
+
+  // The type is what makes the bits.
+  Cell other = first;
+  other.cache = GetParam() == internal::NumericsOptions::CACHE_TYPE_BF16
+                    ? internal::NumericsOptions::CACHE_TYPE_F32
+                    : internal::NumericsOptions::CACHE_TYPE_BF16;
+  EXPECT_GT(CountDifferences(reference, run(other), other.Name(), false), kRequests / 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, SameBitsOfCache,
+                         testing::Values(internal::NumericsOptions::CACHE_TYPE_F32,
+                                         internal::NumericsOptions::CACHE_TYPE_F16,
+                                         internal::NumericsOptions::CACHE_TYPE_BF16,
+                                         internal::NumericsOptions::CACHE_TYPE_INT8,
+                                         internal::NumericsOptions::CACHE_TYPE_FP8_E4M3),
+                         [](const auto& info) {
+                           return internal::NumericsOptions::CacheType_Name(info.param);
+                         });
 
 // What most systems do: the ranks' partial sums of a row-parallel matrix travel as f32 and are
 // added in rank order. Only these sums: an all-reduce of [tokens, hidden] segment sums with
@@ -239,7 +286,7 @@ class SumsRanksInF32 : public Collective {
 };
 
 TEST_P(SameBits, HarnessFailsWhenRanksAreSummedInF32) {
-  auto model = TestModel::Open(GetParam().path);
+  auto model = TestModel::Open(GetParam().path, GetParam().tokenizer_of);
   ASSERT_TRUE(model.ok()) << model.status();
   Cell cell;
   cell.batch = true;
@@ -271,8 +318,16 @@ INSTANTIATE_TEST_SUITE_P(Models, SameBits,
                                                  internal::NumericsOptions::ACTIVATIONS_F32},
                                          Subject{"TinyLlamaQ4A16", GoldenModel("gguf-Q4_1"),
                                                  internal::NumericsOptions::ACTIVATIONS_A16},
+                                         Subject{"TinyLlamaQ4A8", GoldenModel("gguf-Q4_1"),
+                                                 internal::NumericsOptions::ACTIVATIONS_A8},
                                          Subject{"TinyLlamaQ8A16", GoldenModel("gguf-Q8_0"),
-                                                 internal::NumericsOptions::ACTIVATIONS_A16}),
+                                                 internal::NumericsOptions::ACTIVATIONS_A16},
+                                         Subject{"ZeroPointsA16", GoldenModel("ct-int4-g32-asym"),
+                                                 internal::NumericsOptions::ACTIVATIONS_A16,
+                                                 GoldenModel("tiny-llama-q")},
+                                         Subject{"ChannelScalesA16", GoldenModel("ct-int6-channel"),
+                                                 internal::NumericsOptions::ACTIVATIONS_A16,
+                                                 GoldenModel("tiny-llama-q")}),
                          [](const testing::TestParamInfo<Subject>& info) {
                            return info.param.name;
                          });

@@ -32,6 +32,19 @@ def rich_details(error):
     return {}
 
 
+def smaps(pid):
+    """{first address: (bytes, resident bytes)} of a process's mappings."""
+    found, address, size = {}, None, 0
+    for line in open(f"/proc/{pid}/smaps"):
+        head = line.split(maxsplit=1)[0]
+        if "-" in head and not head.endswith(":"):
+            begin, end = (int(part, 16) for part in head.split("-"))
+            address, size = begin, end - begin
+        elif head == "Rss:":
+            found[address] = (size, 1024 * int(line.split()[1]))
+    return found
+
+
 class ServiceTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -87,6 +100,99 @@ class ServiceTest(unittest.TestCase):
             text="The capital of France is", max_tokens=16, stop=pb.Stopping(strings=[stop]))).choices[0]
         self.assertEqual(cut.text, whole[:whole.index(stop)])
         self.assertEqual(cut.finished.stop, stop)
+
+    def test_scores_of_a_text_are_the_logprobs_of_its_generation(self):
+        prompt = "The capital of France is"
+        stream = Stream(self.stub, pb.GenerateRequest(
+            text=prompt, max_tokens=12, output=pb.OutputOptions(top_logprobs=3, token_ids=True)))
+        stream.join()
+        ids = list(self.stub.Tokenize(pb.TokenizeRequest(text=prompt)).token_ids)
+        answer = self.stub.Score(pb.ScoreRequest(tokens=pb.TokenIds(ids=ids + stream.tokens), top_logprobs=3))
+        self.assertEqual(len(answer.logprobs), len(ids) + 12)
+        self.assertFalse(answer.logprobs[0].chosen.HasField("logprob"))
+        self.assertEqual(answer.usage.prompt_tokens, len(ids) + 12)
+        for scored, generated in zip(answer.logprobs[len(ids):], stream.logprobs):
+            # The same bits, whether the token was drawn or given.
+            self.assertEqual(scored.chosen.logprob, generated.chosen.logprob)
+            self.assertEqual([(t.token_id, t.logprob) for t in scored.top],
+                             [(t.token_id, t.logprob) for t in generated.top])
+        text = self.stub.Score(pb.ScoreRequest(text=prompt, first_token=3))
+        self.assertEqual([t.chosen.token_id for t in text.logprobs], ids)
+        self.assertEqual([t.chosen.HasField("logprob") for t in text.logprobs], [i >= 3 for i in range(len(ids))])
+        self.assertEqual(text.logprobs[3].chosen.logprob, answer.logprobs[3].chosen.logprob)
+
+    def test_score_keeps_the_status_contract(self):
+        cases = {
+            "input": pb.ScoreRequest(),
+            "top_logprobs": pb.ScoreRequest(text="abc", top_logprobs=21),
+            "tokens.ids[1]": pb.ScoreRequest(tokens=pb.TokenIds(ids=[1, 1 << 30])),
+            "first_token": pb.ScoreRequest(tokens=pb.TokenIds(ids=[1, 2]), first_token=2),
+            "tokens.ids": pb.ScoreRequest(tokens=pb.TokenIds(ids=[1] * 8193)),
+        }
+        for field, request in cases.items():
+            with self.assertRaises(grpc.RpcError, msg=field) as raised:
+                self.stub.Score(request)
+            self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT, field)
+            details = rich_details(raised.exception)
+            self.assertEqual([v.field for v in details["BadRequest"].field_violations], [field])
+        self.assertEqual(details["ErrorInfo"].reason, "PROMPT_TOO_LONG")
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.stub.Score(pb.ScoreRequest(tokens=pb.TokenIds(ids=list(range(100, 4100)))), timeout=0.2)
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
+        load = self.service.await_idle(timeout=10)
+        self.assertEqual((load.running, load.waiting, load.blocks.used), (0, 0, 0))
+
+    def test_kernel_report_names_every_op_and_what_was_measured(self):
+        report = self.service.admin.GetKernelReport(pb.GetKernelReportRequest(), timeout=5)
+        self.assertEqual([rank.rank for rank in report.ranks], [0, 1])
+        for rank in report.ranks:
+            by_op = {}
+            for binding in rank.kernels:
+                by_op.setdefault(binding.op, []).append(binding)
+                self.assertNotEqual(binding.kernel, "")
+                self.assertNotEqual(binding.speed, pb.KERNEL_SPEED_UNSPECIFIED)
+                self.assertIn(binding.kernel, binding.text)
+            self.assertEqual(sum(b.layers for b in by_op["linear"]), 30 * 7)
+            self.assertEqual(sum(b.layers for b in by_op["attention"]), 30)
+            self.assertEqual(sum(b.layers for b in by_op["lm_head"]), 1)
+            self.assertTrue(any(b.format.startswith("int4") and b.activations == "a16" for b in by_op["linear"]))
+            self.assertTrue(all(p.gmacs_per_s > 0 for p in rank.probe))
+            self.assertIn("a16", {p.activations for p in rank.probe})
+
+    def test_memory_report_equals_the_process_own_page_tables(self):
+        self.stub.Complete(pb.CompleteRequest(text="The capital of France is", max_tokens=4))  # touches some KV
+        report = self.service.admin.GetMemoryReport(pb.GetMemoryReportRequest(), timeout=5)
+        page = os.sysconf("SC_PAGESIZE")
+        for rank in report.ranks:
+            mappings = smaps(rank.pid)
+            sizes, resident = {}, {}
+            for mapping in rank.mappings:
+                size, rss = mappings[mapping.address]
+                self.assertEqual(size, mapping.bytes, mapping.part)
+                sizes[mapping.part] = sizes.get(mapping.part, 0) + size
+                resident[mapping.part] = resident.get(mapping.part, 0) + rss
+            self.assertEqual(sizes["kv_cache"], rank.kv_cache_bytes)
+            self.assertEqual(sizes["workspace"], rank.workspace_bytes)
+            self.assertEqual(resident["weights"], rank.weight_resident_bytes)
+            self.assertEqual(resident["workspace"], rank.workspace_resident_bytes)
+            # The arena is all there is of packed weights: 211 matrices, each piece aligned to 64 bytes.
+            arena = rank.weight_bytes - rank.vector_bytes
+            self.assertGreaterEqual(resident["weights"] + page, arena)
+            self.assertLessEqual(resident["weights"], arena + 211 * 3 * 64 + page)
+            self.assertLessEqual(rank.weight_bytes, 1.05 * rank.read_bytes + rank.padding_bytes)
+            # Loading peaks at most 64 MiB above what stays.
+            self.assertLessEqual(rank.peak_resident_bytes - rank.resident_bytes, 64 << 20)
+            parts = rank.weight_resident_bytes + rank.kv_cache_resident_bytes + rank.workspace_resident_bytes
+            self.assertEqual(parts + rank.other_bytes, rank.resident_bytes)
+            self.assertLess(rank.age.seconds, 10)
+
+    def test_status_tells_what_the_bring_up_was_made_of(self):
+        for rank in self.service.status().ranks:
+            times = {field.name: value.ToTimedelta().total_seconds() for field, value in rank.bring_up.ListFields()}
+            total = times.pop("total")
+            self.assertGreater(times["load"], 0)
+            phases = sum(v for k, v in times.items() if k not in ("kernel_probe", "read", "pack"))
+            self.assertAlmostEqual(phases, total, delta=0.05)
 
     def test_logprobs_come_with_alternatives(self):
         stream = Stream(self.stub, pb.GenerateRequest(

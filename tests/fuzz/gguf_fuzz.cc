@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CHECK(tensor.offset <= size && tensor.bytes <= size - tensor.offset) << tensor.name;
     TensorInfo info;
     info.name = CanonicalGgufName(tensor.name);
-    info.source_name = tensor.name;
+    info.parts = {{.source_name = tensor.name, .offset = tensor.offset, .bytes = tensor.bytes}};
     (void)index.Add(std::move(info));
   }
   (void)GgufModelConfig(header->metadata, index);

@@ -17,6 +17,10 @@ TEST(HfConfigFuzz, NoInputCrashesTheParser) {
   ReplayWithMutations(
       {ReadFile(GoldenModel("tiny-llama") + "/config.json"),
        ReadFile(GoldenModel("tiny-llama-q") + "/config.json"), yarn,
+       ReadFile(GoldenModel("ct-int4-embed-lmhead-int8") + "/config.json"),
+       R"({"quantization_config":{"quant_method":"compressed-tensors","config_groups":{"W4A16":["re:.*proj",
+          "Linear"]},"ignore":["re:(a|b)+$"],"transform_config":{"config_groups":{"g":{"apply":[{"location":
+          "weight_input"}]}}}}})",
        R"({"text_config":{"head_dim":null},"architectures":[""]})", std::string(10000, '[')},
       200, 3000);
 }

@@ -88,7 +88,7 @@ _RESERVED = [
     (r"prometheus/", "Prometheus", ["*/metrics.*", "coordinator/main.cc", "worker/main.cc", "tests/"]),
     (r"(spdlog|fmt)/", "spdlog (use kernels/base/log.h)", ["kernels/base/log.h", "kernels/base/log.cc"]),
     (r"google/protobuf/|proto/.*\.pb\.h$", "protobuf", ["proto/", "coordinator/", "worker/", "tests/"]),
-    (r"pcre2", "PCRE2", ["coordinator/text/", "tests/"]),
+    (r"pcre2", "PCRE2", ["coordinator/text/", "coordinator/checkpoint/name_pattern.cc", "tests/"]),
     (r"unicode/", "ICU", ["coordinator/text/", "tests/"]),
     (r"(gtest|gmock|benchmark)/", "test libraries", ["tests/"]),
 ]

@@ -36,6 +36,7 @@ class TranscriptSink : public RequestSink {
   }
   void OnEnd(RequestEnd end) override {
     out_->status = end.status;
+    out_->scores = std::move(end.scores);
     out_->text += end.tail_text;
     std::lock_guard<std::mutex> lock(gate_->mu);
     --gate_->live;

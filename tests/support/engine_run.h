@@ -19,6 +19,7 @@ struct Transcript {
   absl::Status status;
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;
+  std::vector<TokenLogprobs> scores;  // of requests that score
   std::string text;
 
   // Tokens, text and the bit patterns of every reported log-probability.

@@ -137,6 +137,7 @@ absl::Status FakeWorker::Enter(const internal::NewSequence& sequence) {
   slot.n_prompt = sequence.n_prompt();
   slot.computed = sequence.cached_tokens();
   slot.sampling = sequence.sampling();
+  slot.score_from = std::max(1u, sequence.score_from());
   for (uint32_t token : sequence.tokens()) {
     if (token >= options_.vocab_size) return Bad("token ", token, " of ", options_.vocab_size);
     Append(slot, token);
@@ -185,6 +186,7 @@ absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
   slot.computed = end;
   computed_tokens_ += row.n_tokens;
   largest_row_tokens_ = std::max(largest_row_tokens_, row.n_tokens);
+  if ((row.flags & internal::ROW_SCORE) != 0) Score(row, slot, result->add_scores());
   if ((row.flags & internal::ROW_SAMPLE) == 0) return absl::OkStatus();
 
   if (end != slot.history.size())
@@ -212,6 +214,30 @@ absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
   }
   Append(slot, token);
   return absl::OkStatus();
+}
+
+void FakeWorker::Score(const Row& row, const Slot& slot, internal::StepScores* scores) const {
+  scores->set_slot(row.slot);
+  scores->set_slot_gen(row.slot_gen);
+  const uint32_t first = std::max(row.start + 1, slot.score_from);
+  const uint32_t end =
+      std::min(row.start + row.n_tokens + 1, static_cast<uint32_t>(slot.history.size()));
+  scores->set_first(first);
+  for (uint32_t place = first; place < end; ++place) {
+    const std::vector<uint32_t> before(slot.history.begin(), slot.history.begin() + place);
+    if (options_.non_finite != nullptr && options_.non_finite(before)) {
+      scores->clear_logprob();
+      scores->clear_top();
+      scores->set_flags(internal::OUTPUT_NON_FINITE);
+      return;
+    }
+    scores->add_logprob(ScoreOf(slot.history[place], place));
+    for (uint32_t i = 0; i < slot.sampling.top_logprobs(); ++i) {
+      internal::TokenLogprob* top = scores->add_top();
+      top->set_token(i);
+      top->set_logprob(-static_cast<float>(i));
+    }
+  }
 }
 
 void FakeWorker::Append(Slot& slot, uint32_t token) {

@@ -38,6 +38,10 @@ class FakeWorker {
     bool require_rows = false;  // refuse plans without rows
   };
   static NextToken HashedNextToken(uint32_t vocab_size);
+  // The log-probability that it gives a known token at this place of a sequence.
+  static float ScoreOf(uint32_t token, uint32_t place) {
+    return -0.25f * static_cast<float>(token) - static_cast<float>(place);
+  }
 
   explicit FakeWorker(Options options);
 
@@ -62,6 +66,7 @@ class FakeWorker {
     std::vector<uint32_t> history;
     std::vector<uint64_t> digests;  // [i] covers history[0..i]
     std::vector<uint32_t> blocks;
+    uint32_t score_from = 1;
     internal::SamplingParams sampling;
   };
   struct Row {
@@ -71,6 +76,7 @@ class FakeWorker {
 
   absl::Status Enter(const internal::NewSequence& sequence);
   absl::Status RunRow(const Row& row, internal::StepResult* result);
+  void Score(const Row& row, const Slot& slot, internal::StepScores* scores) const;
   absl::Status TakeBlocks(Slot& slot, absl::Span<const uint32_t> blocks);
   void Append(Slot& slot, uint32_t token);
   uint64_t& Cell(const Slot& slot, uint32_t position);

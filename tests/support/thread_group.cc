@@ -1,6 +1,8 @@
 #include "tests/support/thread_group.h"
 
 #include <atomic>
+#include <fstream>
+#include <sstream>
 #include <unistd.h>
 #include <utility>
 
@@ -28,17 +30,34 @@ uint64_t VocabBegin(const internal::ModelGraph& graph) {
   return 0;
 }
 
+std::string ReadWhole(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream bytes;
+  bytes << in.rdbuf();
+  return bytes.str();
+}
+
+// Null where the checkpoint has none.
 absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const Checkpoint& checkpoint) {
-  if (const auto* vocab = std::get_if<GgufVocab>(&checkpoint.tokenizer))
+  if (const auto* vocab = std::get_if<GgufVocab>(&checkpoint.tokenizer)) {
+    if (vocab->tokens.empty()) return std::unique_ptr<Tokenizer>();
     return Tokenizer::FromGgufVocab(*vocab);
+  }
   const auto& files = std::get<HfTokenizerFiles>(checkpoint.tokenizer);
+  if (files.tokenizer_json.empty()) return std::unique_ptr<Tokenizer>();
   return Tokenizer::FromTokenizerJson(files.tokenizer_json, files.tokenizer_config_json);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TestModel>> TestModel::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<TestModel>> TestModel::Open(const std::string& path,
+                                                           const std::string& tokenizer_of) {
   ASSIGN_OR_RETURN(Checkpoint checkpoint, OpenCheckpoint(path));
+  if (!tokenizer_of.empty()) {
+    checkpoint.tokenizer = HfTokenizerFiles{
+        .tokenizer_json = ReadWhole(tokenizer_of + "/tokenizer.json"),
+        .tokenizer_config_json = ReadWhole(tokenizer_of + "/tokenizer_config.json")};
+  }
   auto model = std::unique_ptr<TestModel>(new TestModel(std::move(checkpoint)));
   ASSIGN_OR_RETURN(model->tokenizer_, MakeTokenizer(model->checkpoint_));
   ASSIGN_OR_RETURN(model->graph_,

@@ -41,12 +41,16 @@ class TestModel {
     std::shared_ptr<const LoadedWeights> weights;
   };
 
-  static absl::StatusOr<std::unique_ptr<TestModel>> Open(const std::string& path);
+  // `tokenizer_of`: the folder whose tokenizer a checkpoint without one uses (quantized goldens:
+  // their base model's); without it such a checkpoint has none.
+  static absl::StatusOr<std::unique_ptr<TestModel>> Open(const std::string& path,
+                                                         const std::string& tokenizer_of = "");
 
   // Plans and weights of `world` ranks with the given shares (empty: equal).
   absl::StatusOr<const std::vector<Rank>*> Ranks(int world, std::vector<double> shares = {});
 
   const Checkpoint& checkpoint() const { return checkpoint_; }
+  // REQUIRES: the checkpoint has one.
   const Tokenizer& tokenizer() const { return *tokenizer_; }
 
  private:

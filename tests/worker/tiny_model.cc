@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <random>
+#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
@@ -12,6 +13,8 @@
 #include "kernels/base/check.h"
 #include "kernels/base/float_types.h"
 #include "kernels/formats/format.h"
+#include "tests/kernels/formats/random_ct.h"
+#include "tests/support/stored_weight.h"
 
 namespace bitshard {
 namespace {
@@ -54,10 +57,11 @@ class Maker {
     const uint64_t q_width = uint64_t{options_.heads} * options_.head_dim;
     const uint64_t kv_width = uint64_t{options_.kv_heads} * options_.head_dim;
     const uint32_t h = Norm(prefix + "attn_norm", x);
-    const uint32_t q = Rope(prefix + "q_rope", Linear(prefix + "q", h, q_width), options_.heads);
-    const uint32_t k =
-        Rope(prefix + "k_rope", Linear(prefix + "k", h, kv_width), options_.kv_heads);
+    uint32_t q = Linear(prefix + "q", h, q_width);
+    uint32_t k = Linear(prefix + "k", h, kv_width);
     const uint32_t v = Linear(prefix + "v", h, kv_width);
+    q = Rope(prefix + "q_rope", q, options_.heads);
+    k = Rope(prefix + "k_rope", k, options_.kv_heads);
     internal::Attention& attention =
         *AddNode(prefix + "attention", {q, k, v}, q_width, Value::F32).mutable_attention();
     attention.set_kv_layer(number);
@@ -152,14 +156,24 @@ class Maker {
     bytes_.resize((bytes_.size() + 31) / 32 * 32);
     TensorInfo info;
     info.name = name;
-    info.source_name = "file." + name;
     info.format = format;
     info.shape = rows == 1 ? std::vector<uint64_t>{cols} : std::vector<uint64_t>{rows, cols};
     info.rows = rows;
     info.cols = cols;
-    info.offset = bytes_.size();
-    for (uint64_t i = 0; i < rows; ++i) AddRow(format, cols, /*spread=*/rows == 1 ? 0.5f : 0.15f);
-    info.bytes = bytes_.size() - info.offset;
+    const float spread = rows == 1 ? 0.5f : 0.15f;
+    TensorPart part{.source_name = "file." + name, .offset = bytes_.size()};
+    if (format.rfind("ct_int", 0) == 0) {
+      for (const std::string& bytes : RandomCtParts(format, rows, cols, random_, spread)) {
+        info.parts.push_back({.source_name = absl::StrCat("file.", name, ".", info.parts.size()),
+                              .offset = bytes_.size(),
+                              .bytes = bytes.size()});
+        bytes_ += bytes;
+      }
+    } else {
+      for (uint64_t i = 0; i < rows; ++i) AddRow(format, cols, spread);
+      part.bytes = bytes_.size() - part.offset;
+      info.parts = {part};
+    }
     tensors_.push_back(info);
     return static_cast<uint32_t>(model_.graph.weights_size()) - 1;
   }
@@ -201,7 +215,7 @@ class Maker {
     CHECK(out.good());
     const uint32_t file = model_.index.AddFile({model_.path, bytes_.size()});
     for (TensorInfo& tensor : tensors_) {
-      tensor.file = file;
+      for (TensorPart& part : tensor.parts) part.file = file;
       CHECK_OK(model_.index.Add(std::move(tensor)));
     }
   }
@@ -228,13 +242,10 @@ std::vector<float> DecodeTensor(const TinyModel& model, const std::string& name)
   const TensorInfo* info = model.index.Find(name);
   CHECK(info != nullptr) << name;
   std::ifstream in(model.path, std::ios::binary);
-  in.seekg(static_cast<std::streamoff>(info->offset));
-  std::vector<uint8_t> bytes(info->bytes);
-  in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  std::ostringstream bytes;
+  bytes << in.rdbuf();
   CHECK(in.good());
-  std::vector<float> values(info->rows * info->cols);
-  FindFormat(info->format)->Decode(bytes, info->rows, info->cols, values.data());
-  return values;
+  return DecodeStored(*info, {bytes.str()});
 }
 
 }  // namespace bitshard

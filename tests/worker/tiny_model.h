@@ -12,7 +12,7 @@
 namespace bitshard {
 
 struct TinyModelOptions {
-  std::string format = "f32";  // of all matrices: f32, f16, bf16, q8_0 or q4_1
+  std::string format = "f32";  // of all matrices: f32, f16, bf16, q8_0, q4_1, ct_int*
   uint64_t vocab = 200;        // not a multiple of 64
   uint64_t hidden = 64;
   uint32_t heads = 6;

@@ -3,12 +3,12 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
-#include <sys/mman.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/checked_math.h"
+#include "kernels/tensor/mapped_memory.h"
 
 namespace bitshard {
 namespace {
@@ -18,9 +18,7 @@ constexpr uint64_t kLayerAlignment = 4096;
 
 }  // namespace
 
-KvCache::~KvCache() {
-  if (memory_ != nullptr) munmap(memory_, bytes_);
-}
+KvCache::~KvCache() { UnmapMemory(memory_); }
 
 KvCache::KvCache(KvCache&& other) noexcept { *this = std::move(other); }
 
@@ -55,14 +53,12 @@ absl::StatusOr<KvCache> KvCache::Create(const std::vector<KvLayout>& layers, uin
     total = RoundUp(*sum, kLayerAlignment);
   }
   if (total == 0) return cache;
-  void* memory =
-      mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
-  if (memory == MAP_FAILED) {
+  cache.memory_ = MapMemory(MemoryPart::kKvCache, total);
+  if (cache.memory_ == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("KV cache of ", blocks, " blocks, ", total, " bytes: ", std::strerror(errno),
                      "; use fewer blocks, a smaller --memory or a narrower --kv-cache-dtype"));
   }
-  cache.memory_ = static_cast<uint8_t*>(memory);
   cache.bytes_ = total;
   return cache;
 }

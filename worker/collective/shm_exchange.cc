@@ -17,10 +17,11 @@
 namespace bitshard {
 namespace {
 
-// Sleeping and waking costs some 5 to 50 us; ranks that compute equal shares arrive within less.
-// With fewer CPUs than ranks the awaited rank may need this very CPU: spin only about as long as
-// asking the kernel would take.
-constexpr int64_t kSpinNs = 8000;
+// Sleeping and waking costs some 5 to 50 us. Ranks that compute equal shares arrive within less,
+// but heads do not always divide: one rank of two with 2 of 3 KV heads is some 20 us late in every
+// layer, and a peer that has gone to sleep by then is late itself. With fewer CPUs than ranks the
+// awaited rank may need this very CPU: spin only about as long as asking the kernel would take.
+constexpr int64_t kSpinNs = 50'000;
 constexpr int64_t kSpinCrowdedNs = 300;
 constexpr long kRecheckNs = 20'000'000;
 

@@ -10,7 +10,7 @@
 // Why two buffers a rank suffice: a rank fills its buffer of phase p + 2 only after all have met in
 // p + 1, and a rank comes to p + 1 only when it has read phase p.
 //
-// Waiting: a bounded spin of a few microseconds, nearly none where ranks must share CPUs, then a
+// Waiting: a bounded spin of some microseconds, nearly none where ranks must share CPUs, then a
 // futex on the awaited rank's phase word. Every kRecheck the sleeper looks whether the group was
 // aborted or the awaited rank has died. Used by one thread, except Abort.
 #pragma once

@@ -21,8 +21,9 @@ using internal::TensorLoad;
 enum class Use : uint8_t { kNone, kMatrix, kVector };
 
 absl::Status Contradiction(const TensorLoad& load, const std::string& what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("load plan: tensor ", load.source_name(), ": ", what));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "load plan: tensor ", load.parts_size() == 0 ? "without parts" : load.parts(0).source_name(),
+      ": ", what));
 }
 
 // How the graph's nodes use each weight.
@@ -76,8 +77,33 @@ absl::StatusOr<std::vector<Use>> UsesOfWeights(const internal::ModelGraph& graph
   return uses;
 }
 
+absl::StatusOr<CheckedPart> CheckPart(const TensorLoad& load, int i, const CheckedTensor& tensor,
+                                      const std::vector<SourceFile>& files) {
+  const internal::PartLoad& part = load.parts(i);
+  if (part.file() >= files.size()) return Contradiction(load, "file index out of range");
+  CheckedPart checked;
+  checked.slice =
+      tensor.format->SliceOfPart(static_cast<size_t>(i), tensor.source_cols, tensor.slice);
+  const PartSlice planned{part.row_begin(), part.row_end(), part.byte_begin(), part.byte_end()};
+  if (!(planned == checked.slice)) {
+    return Contradiction(
+        load,
+        absl::StrCat("of ", part.source_name(), " it covers rows [", planned.row_begin, ", ",
+                     planned.row_end, ") and bytes [", planned.byte_begin, ", ", planned.byte_end,
+                     ") of each, expected [", checked.slice.row_begin, ", ", checked.slice.row_end,
+                     ") and [", checked.slice.byte_begin, ", ", checked.slice.byte_end, ")"));
+  }
+  ASSIGN_OR_RETURN(checked.reader, RangeReader::Create(&files[part.file()], part.ranges()));
+  if (checked.reader.size_bytes() != checked.slice.bytes()) {
+    return Contradiction(load, absl::StrCat("the ranges of ", part.source_name(), " have ",
+                                            checked.reader.size_bytes(), " bytes, its slice has ",
+                                            checked.slice.bytes()));
+  }
+  return checked;
+}
+
 absl::StatusOr<CheckedTensor> CheckTensor(const TensorLoad& load, const internal::Weight& weight,
-                                          Use use, const SourceFile* file) {
+                                          Use use, const std::vector<SourceFile>& files) {
   if (load.row_begin() > load.row_end() || load.row_end() > load.rows() ||
       load.col_begin() > load.col_end() || load.col_end() > load.cols()) {
     return Contradiction(load, "its slice does not lie inside of it");
@@ -86,39 +112,33 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorLoad& load, const internal
   tensor.load = &load;
   tensor.weight = load.weight();
   tensor.is_matrix = use != Use::kVector;
-  tensor.rows = load.row_end() - load.row_begin();
-  const uint64_t cols = load.col_end() - load.col_begin();
-  if (tensor.rows != weight.rows() || cols != weight.cols() || load.format() != weight.format()) {
-    return Contradiction(load, absl::StrCat("it gives ", tensor.rows, " x ", cols, " ",
-                                            load.format(), ", the graph wants ", weight.rows(),
-                                            " x ", weight.cols(), " ", weight.format()));
+  tensor.source_cols = load.cols();
+  tensor.slice = {load.row_begin(), load.row_end(), load.col_begin(), load.col_end()};
+  const uint64_t rows = tensor.slice.rows(), cols = tensor.slice.cols();
+  if (rows != weight.rows() || cols != weight.cols() || load.format() != weight.format()) {
+    return Contradiction(
+        load, absl::StrCat("it gives ", rows, " x ", cols, " ", load.format(), ", the graph wants ",
+                           weight.rows(), " x ", weight.cols(), " ", weight.format()));
   }
-  if (!tensor.is_matrix && tensor.rows != 1) return Contradiction(load, "a vector has one row");
+  if (!tensor.is_matrix && rows != 1) return Contradiction(load, "a vector has one row");
   ASSIGN_OR_RETURN(tensor.format, GetFormat(load.format()));
-  if (!tensor.format->RowBytes(load.cols()).has_value()) {
-    return Contradiction(
-        load, absl::StrCat(load.cols(), " columns are no whole blocks of ", load.format()));
+  if (static_cast<size_t>(load.parts_size()) != tensor.format->part_count()) {
+    return Contradiction(load, absl::StrCat("it has ", load.parts_size(), " parts, ", load.format(),
+                                            " has ", tensor.format->part_count()));
   }
-  tensor.columns = tensor.format->ReadColumns(load.col_begin(), load.col_end());
-  if (tensor.columns.read_begin != load.read_col_begin() ||
-      tensor.columns.read_end != load.read_col_end()) {
-    return Contradiction(
-        load, absl::StrCat("its bytes cover columns [", load.read_col_begin(), ", ",
-                           load.read_col_end(), "), expected [", tensor.columns.read_begin, ", ",
-                           tensor.columns.read_end, ")"));
+  for (int i = 0; i < load.parts_size(); ++i) {
+    const absl::StatusOr<PartShape> shape =
+        tensor.format->ShapeOfPart(static_cast<size_t>(i), load.rows(), load.cols());
+    if (!shape.ok()) return Contradiction(load, std::string(shape.status().message()));
+    ASSIGN_OR_RETURN(CheckedPart part, CheckPart(load, i, tensor, files));
+    const auto sum = CheckedAdd(tensor.read_bytes, part.slice.bytes());
+    if (!sum) return Contradiction(load, "sizes overflow");
+    tensor.read_bytes = *sum;
+    tensor.parts.push_back(std::move(part));
   }
-  const std::optional<uint64_t> row_bytes = tensor.format->RowBytes(tensor.columns.read_cols());
-  const std::optional<uint64_t> bytes =
-      row_bytes.has_value() ? CheckedMul(*row_bytes, tensor.rows) : std::nullopt;
-  ASSIGN_OR_RETURN(tensor.reader, RangeReader::Create(file, load.ranges()));
-  if (!bytes.has_value() || *bytes != tensor.reader.size_bytes()) {
-    return Contradiction(load, absl::StrCat("its ranges have ", tensor.reader.size_bytes(),
-                                            " bytes, its slice has ", bytes.value_or(0)));
-  }
-  tensor.row_bytes = *row_bytes;
   if (tensor.is_matrix) {
     ASSIGN_OR_RETURN(tensor.arena_bytes,
-                     PackedBytes(tensor.format->Canonical(tensor.rows, tensor.columns)));
+                     PackedBytes(tensor.format->Canonical(tensor.source_cols, tensor.slice)));
   } else {
     tensor.arena_bytes = cols * sizeof(float);  // cols bytes at least were in the file
   }
@@ -138,17 +158,14 @@ absl::StatusOr<std::unique_ptr<CheckedLoadPlan>> CheckLoadPlan(const internal::R
   }
   std::vector<bool> loaded(uses.size(), false);
   for (const TensorLoad& load : plan.load().tensors()) {
-    if (load.weight() >= uses.size() || load.file() >= checked->files.size()) {
-      return Contradiction(load, "weight or file index out of range");
-    }
+    if (load.weight() >= uses.size()) return Contradiction(load, "weight index out of range");
     if (loaded[load.weight()]) return Contradiction(load, "its weight is loaded twice");
     loaded[load.weight()] = true;
     const internal::Weight& weight = graph.weights(static_cast<int>(load.weight()));
     if (weight.rows() == 0 || weight.cols() == 0) continue;
     ASSIGN_OR_RETURN(CheckedTensor tensor,
-                     CheckTensor(load, weight, uses[load.weight()], &checked->files[load.file()]));
-    const std::optional<uint64_t> read =
-        CheckedAdd(checked->read_bytes, tensor.reader.size_bytes());
+                     CheckTensor(load, weight, uses[load.weight()], checked->files));
+    const std::optional<uint64_t> read = CheckedAdd(checked->read_bytes, tensor.read_bytes);
     const std::optional<uint64_t> arena = CheckedAdd(checked->arena_bytes, tensor.arena_bytes);
     if (!read.has_value() || !arena.has_value()) return Contradiction(load, "sizes overflow");
     checked->read_bytes = *read;
@@ -169,8 +186,10 @@ absl::StatusOr<std::unique_ptr<CheckedLoadPlan>> CheckLoadPlan(const internal::R
   }
   std::stable_sort(checked->tensors.begin(), checked->tensors.end(),
                    [](const CheckedTensor& a, const CheckedTensor& b) {
-                     return std::pair(a.load->file(), a.load->ranges(0).offset()) <
-                            std::pair(b.load->file(), b.load->ranges(0).offset());
+                     const internal::PartLoad& x = a.load->parts(0);
+                     const internal::PartLoad& y = b.load->parts(0);
+                     return std::pair(x.file(), x.ranges(0).offset()) <
+                            std::pair(y.file(), y.ranges(0).offset());
                    });
   return checked;
 }

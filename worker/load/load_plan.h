@@ -12,16 +12,21 @@
 
 namespace bitshard {
 
+struct CheckedPart {
+  PartSlice slice;     // of the whole rank
+  RangeReader reader;  // slice.bytes()
+};
+
 struct CheckedTensor {
-  const internal::TensorLoad* load = nullptr;  // for messages: source_name
+  const internal::TensorLoad* load = nullptr;
   uint32_t weight = 0;
   bool is_matrix = false;
   const WeightFormat* format = nullptr;
-  uint64_t rows = 0;  // the rank's
-  ColumnSlice columns;
-  uint64_t row_bytes = 0;    // as read
+  uint64_t source_cols = 0;  // of the whole stored weight
+  MatrixSlice slice;         // the rank's
+  std::vector<CheckedPart> parts;
+  uint64_t read_bytes = 0;   // of all parts
   uint64_t arena_bytes = 0;  // in canonical form
-  RangeReader reader;        // rows * row_bytes
 };
 
 struct CheckedLoadPlan {

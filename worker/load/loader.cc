@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -16,31 +17,63 @@
 namespace bitshard {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // All threads' strips together. Far below the 64 MiB that loading may take above the weights.
 constexpr uint64_t kStripBytesTotal = 24 << 20;
 // One read: long enough for any disk, short enough for the cache. Longer rows are read whole.
 constexpr uint64_t kMaxStripBytes = 1 << 20;
 // A piece of work for one thread, so that threads end together and progress moves.
 constexpr uint64_t kChunkBytes = 4 << 20;
+// Formats need none; copies are faster so.
+constexpr uint64_t kPartAlignment = 64;
 
-// Rows [row_begin, row_end) of one tensor: whole row tiles, which no other thread touches.
+// Rows [row_begin, row_end) of a rank's tensor: whole row tiles, which no other thread touches.
 struct Chunk {
   const CheckedTensor* tensor = nullptr;
   uint64_t row_begin = 0;
   uint64_t row_end = 0;
 };
 
+// Bytes read for a row, about: of some parts rows share words.
+uint64_t RowBytes(const CheckedTensor& tensor) {
+  return std::max<uint64_t>(1, tensor.read_bytes / tensor.slice.rows());
+}
+
+// A run of the rank's rows as a slice of the whole weight.
+MatrixSlice RowsOf(const CheckedTensor& tensor, uint64_t row, uint64_t rows) {
+  MatrixSlice slice = tensor.slice;
+  slice.row_begin += row;
+  slice.row_end = slice.row_begin + rows;
+  return slice;
+}
+
 std::vector<Chunk> CutIntoChunks(const CheckedLoadPlan& plan) {
   std::vector<Chunk> chunks;
   for (const CheckedTensor& tensor : plan.tensors) {
-    const uint64_t rows = RoundUp(
-        std::clamp<uint64_t>(kChunkBytes / std::max<uint64_t>(1, tensor.row_bytes), 1, tensor.rows),
-        kTileRows);
-    for (uint64_t row = 0; row < tensor.rows; row += rows) {
-      chunks.push_back({&tensor, row, std::min(row + rows, tensor.rows)});
+    const uint64_t rows = tensor.slice.rows();
+    const uint64_t chunk_rows =
+        RoundUp(std::clamp<uint64_t>(kChunkBytes / RowBytes(tensor), 1, rows), kTileRows);
+    for (uint64_t row = 0; row < rows; row += chunk_rows) {
+      chunks.push_back({&tensor, row, std::min(row + chunk_rows, rows)});
     }
   }
   return chunks;
+}
+
+// What tiles have beyond the matrix's own rows and columns.
+uint64_t PaddingBytes(const PackedMatrix& matrix) {
+  const bool is_int = matrix.spec().type == PackedSpec::Type::kInt;
+  const uint64_t rows = matrix.spec().rows, cols = matrix.spec().cols;
+  const uint64_t tile_rows = static_cast<uint64_t>(matrix.row_tiles() * kTileRows);
+  const uint64_t tile_cols = RoundUp(cols, is_int ? kTileCols : kLaneCols);
+  const uint64_t codes = static_cast<uint64_t>(matrix.tile_bytes() * matrix.row_tiles());
+  const uint64_t bits_a_value = 8 * codes / (tile_rows * tile_cols);
+  const uint64_t own_codes = rows * cols * bits_a_value / 8;
+  const uint64_t scales = matrix.bytes() - codes;
+  // Scales that rows share have none for padded rows.
+  const uint64_t own_scales = matrix.spec().block_rows == 1 ? scales * rows / tile_rows : scales;
+  return codes - own_codes + scales - own_scales;
 }
 
 class Loader {
@@ -60,12 +93,17 @@ class Loader {
   }
 
   absl::StatusOr<std::shared_ptr<const LoadedWeights>> Load() {
+    uint64_t arena_bytes = 0;
+    for (const CheckedTensor& tensor : plan_.tensors) {
+      if (tensor.is_matrix) arena_bytes += tensor.arena_bytes + PackedMatrixBuilder::kArenaSlack;
+    }
+    result_->arena = std::make_unique<MemoryArena>(MemoryPart::kWeights, arena_bytes);
     for (const CheckedTensor& tensor : plan_.tensors) {
       if (tensor.is_matrix) {
         builders_[tensor.weight] = std::make_unique<PackedMatrixBuilder>(
-            tensor.format->Canonical(tensor.rows, tensor.columns));
+            tensor.format->Canonical(tensor.source_cols, tensor.slice), result_->arena.get());
       } else {
-        result_->vectors[tensor.weight].resize(tensor.columns.cols());
+        result_->vectors[tensor.weight].resize(tensor.slice.cols());
       }
     }
     const std::vector<Chunk> chunks = CutIntoChunks(plan_);
@@ -79,9 +117,18 @@ class Loader {
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(error_);
     for (const CheckedTensor& tensor : plan_.tensors) {
-      if (!tensor.is_matrix) continue;
-      result_->matrices[tensor.weight] = std::move(*builders_[tensor.weight]).Build();
+      if (!tensor.is_matrix) {
+        result_->vector_bytes += tensor.arena_bytes;
+        continue;
+      }
+      PackedMatrix& matrix = result_->matrices[tensor.weight];
+      matrix = std::move(*builders_[tensor.weight]).Build();
+      result_->padding_bytes += PaddingBytes(matrix);
     }
+    // Pages that hold nothing but padding too: no step meets a page for the first time.
+    result_->arena->Touch();
+    result_->read_us = static_cast<uint64_t>(read_ns_ / 1000);
+    result_->pack_us = static_cast<uint64_t>(pack_ns_ / 1000);
     result_->arena_bytes = plan_.arena_bytes;
     result_->read_bytes = done_bytes_;
     return std::shared_ptr<const LoadedWeights>(std::move(result_));
@@ -90,27 +137,71 @@ class Loader {
  private:
   absl::Status LoadChunk(const Chunk& chunk, std::vector<uint8_t>& strip) {
     const CheckedTensor& tensor = *chunk.tensor;
-    const uint64_t strip_rows = std::clamp<uint64_t>(
-        strip_bytes_ / std::max<uint64_t>(1, tensor.row_bytes), 1, chunk.row_end - chunk.row_begin);
+    const uint64_t strip_rows =
+        std::clamp<uint64_t>(strip_bytes_ / RowBytes(tensor), 1, chunk.row_end - chunk.row_begin);
+    std::vector<absl::Span<const uint8_t>> parts(tensor.parts.size());
     for (uint64_t row = chunk.row_begin; row < chunk.row_end; row += strip_rows) {
       const uint64_t rows = std::min(strip_rows, chunk.row_end - row);
-      const size_t bytes = static_cast<size_t>(rows * tensor.row_bytes);
-      if (strip.size() < bytes) strip.resize(bytes);
-      const absl::Span<uint8_t> data(strip.data(), bytes);
-      RETURN_IF_ERROR(tensor.reader.Read(row * tensor.row_bytes, data));
+      const Clock::time_point begin = Clock::now();
+      RETURN_IF_ERROR(ReadStrip(tensor, row, rows, strip, parts));
+      const Clock::time_point have = Clock::now();
       if (tensor.is_matrix) {
-        RETURN_IF_ERROR(
-            tensor.format->ToCanonical(data, row, rows, tensor.columns, *builders_[tensor.weight]));
+        RETURN_IF_ERROR(tensor.format->ToCanonical(
+            parts, tensor.source_cols, RowsOf(tensor, row, rows), row, *builders_[tensor.weight]));
       } else {
-        std::vector<float> values(tensor.columns.read_cols());
-        tensor.format->Decode(data, /*rows=*/1, tensor.columns.read_cols(), values.data());
-        const float* first = values.data() + (tensor.columns.begin - tensor.columns.read_begin);
-        std::copy_n(first, tensor.columns.cols(), result_->vectors[tensor.weight].data());
+        RETURN_IF_ERROR(LoadVector(tensor, parts));
       }
+      read_ns_ += std::chrono::nanoseconds(have - begin).count();
+      pack_ns_ += std::chrono::nanoseconds(Clock::now() - have).count();
+      const uint64_t bytes = BytesUpTo(tensor, row + rows) - BytesUpTo(tensor, row);
       absl::MutexLock lock(&mu_);
       done_bytes_ += bytes;
       if (progress_) progress_(done_bytes_, plan_.read_bytes);
     }
+    return absl::OkStatus();
+  }
+
+  // parts[i] becomes the bytes of part i for these rows of the rank, all in `strip`.
+  static absl::Status ReadStrip(const CheckedTensor& tensor, uint64_t row, uint64_t rows,
+                                std::vector<uint8_t>& strip,
+                                std::vector<absl::Span<const uint8_t>>& parts) {
+    const MatrixSlice slice = RowsOf(tensor, row, rows);
+    std::vector<PartSlice> reads(parts.size());
+    size_t bytes = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      reads[i] = tensor.format->SliceOfPart(i, tensor.source_cols, slice);
+      bytes += RoundUp(reads[i].bytes(), kPartAlignment);
+    }
+    if (strip.size() < bytes) strip.resize(bytes);
+    uint8_t* next = strip.data();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const CheckedPart& part = tensor.parts[i];
+      const absl::Span<uint8_t> out(next, reads[i].bytes());
+      const uint64_t rows_before = reads[i].row_begin - part.slice.row_begin;
+      RETURN_IF_ERROR(part.reader.Read(rows_before * part.slice.row_bytes(), out));
+      parts[i] = out;
+      next += RoundUp(out.size(), kPartAlignment);
+    }
+    return absl::OkStatus();
+  }
+
+  // What the rank's first `rows` rows need. A word that straddles two strips is read with both and
+  // counts once.
+  static uint64_t BytesUpTo(const CheckedTensor& tensor, uint64_t rows) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < tensor.parts.size(); ++i) {
+      bytes += tensor.format->SliceOfPart(i, tensor.source_cols, RowsOf(tensor, 0, rows)).bytes();
+    }
+    return bytes;
+  }
+
+  // Vectors are short: packed like a matrix of one row, then taken out as f32.
+  absl::Status LoadVector(const CheckedTensor& tensor,
+                          const std::vector<absl::Span<const uint8_t>>& parts) {
+    PackedMatrixBuilder builder(tensor.format->Canonical(tensor.source_cols, tensor.slice));
+    RETURN_IF_ERROR(
+        tensor.format->ToCanonical(parts, tensor.source_cols, tensor.slice, 0, builder));
+    std::move(builder).Build().RowToF32(0, result_->vectors[tensor.weight].data());
     return absl::OkStatus();
   }
 
@@ -119,12 +210,12 @@ class Loader {
     absl::MutexLock lock(&mu_);
     if (!error_.ok()) return;
     const CheckedTensor& tensor = *chunk.tensor;
-    error_ =
-        absl::Status(status.code(),
-                     absl::StrCat("tensor ", tensor.load->source_name(), " rows [",
-                                  tensor.load->row_begin() + chunk.row_begin, ", ",
-                                  tensor.load->row_begin() + chunk.row_end, ") of ",
-                                  plan_.files[tensor.load->file()].path(), ": ", status.message()));
+    const internal::PartLoad& part = tensor.load->parts(0);
+    error_ = absl::Status(status.code(),
+                          absl::StrCat("tensor ", part.source_name(), " rows [",
+                                       tensor.slice.row_begin + chunk.row_begin, ", ",
+                                       tensor.slice.row_begin + chunk.row_end, ") of ",
+                                       plan_.files[part.file()].path(), ": ", status.message()));
   }
 
   const CheckedLoadPlan& plan_;
@@ -135,6 +226,7 @@ class Loader {
   std::shared_ptr<LoadedWeights> result_;
   std::vector<std::unique_ptr<PackedMatrixBuilder>> builders_;  // by weight
   std::atomic<bool> failed_{false};
+  std::atomic<int64_t> read_ns_{0}, pack_ns_{0};
   absl::Mutex mu_;
   absl::Status error_ ABSL_GUARDED_BY(mu_);
   uint64_t done_bytes_ ABSL_GUARDED_BY(mu_) = 0;

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/base/thread_pool.h"
+#include "kernels/tensor/mapped_memory.h"
 #include "kernels/tensor/packed_matrix.h"
 #include "proto/graph.pb.h"
 
@@ -23,10 +24,15 @@ class LoadedWeights {
   // What Embed, Linear and LmHead multiply with is packed; what other nodes use (norms, biases,
   // rope divisors; always one row) is in `vectors`. The other of the two is empty, and so is a
   // matrix of which this rank owns nothing.
+  std::unique_ptr<MemoryArena> arena;  // of the matrices
   std::vector<PackedMatrix> matrices;
   std::vector<std::vector<float>> vectors;
-  uint64_t arena_bytes = 0;  // codes, scales, minima, vectors, tile padding included
-  uint64_t read_bytes = 0;   // what pread returned, all ranges
+  uint64_t arena_bytes = 0;    // codes, scales, minima, vectors, tile padding included
+  uint64_t vector_bytes = 0;   // of arena_bytes: the vectors, which lie on the heap
+  uint64_t padding_bytes = 0;  // of arena_bytes: rows and columns that fill up tiles
+  uint64_t read_bytes = 0;     // what pread returned, all ranges
+  // Time in reads and in packing, all threads together.
+  uint64_t read_us = 0, pack_us = 0;
 };
 
 // Called by one thread at a time, `done_bytes` never falls.

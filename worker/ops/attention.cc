@@ -1,6 +1,6 @@
 // attention: appends the step's k and v to the paged cache, then attends causally over the cache as
 // stored.
-#include "kernels/registry/attention.h"
+#include "worker/ops/attention.h"
 
 #include <cmath>
 #include <memory>
@@ -19,40 +19,18 @@ using internal::Value;
 
 class AttentionOp final : public Op {
  public:
-  struct Views {
-    const float* q;
-    const float* k;
-    const float* v;
-    float* out;
-    int64_t q_width;   // of q and out
-    int64_t kv_width;  // of k and v
-  };
-
-  AttentionOp(SharedAttention* attention, uint32_t layer, const Views& views)
-      : attention_(attention), layer_(layer), views_(views) {}
+  explicit AttentionOp(const AttentionPart& part) : part_(part) {}
 
   absl::Status Run(StepState& step) override {
-    uint8_t* const cache = step.cache_layers[layer_];
-    attention_->bound.Append(step.rows, views_.k, views_.v, views_.kv_width, cache, *step.pool);
-    attention_->bound.Run(step.rows, views_.q, views_.q_width, cache, views_.out, views_.q_width,
-                          *step.pool);
+    part_.shared->bound.AppendAndRun(step.rows, part_.values, /*rotation=*/nullptr,
+                                     step.cache_layers[part_.layer], *step.pool);
     return absl::OkStatus();
   }
 
-  std::string Describe() const override {
-    const BoundAttention& bound = attention_->bound;
-    return absl::StrCat("kv ",
-                        attention_->config.layout.type == KvType::kF32    ? "f32"
-                        : attention_->config.layout.type == KvType::kBf16 ? "bf16"
-                                                                          : "f16",
-                        ": ", bound.kernel(),
-                        bound.reason().empty() ? "" : absl::StrCat(" (", bound.reason(), ")"));
-  }
+  std::vector<KernelChoice> Choices() const override { return {part_.shared->bound.choice()}; }
 
  private:
-  SharedAttention* const attention_;
-  const uint32_t layer_;
-  const Views views_;
+  const AttentionPart part_;
 };
 
 // A rank without heads of this layer.
@@ -62,6 +40,16 @@ class NoHeads final : public Op {
 };
 
 absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
+  ASSIGN_OR_RETURN(const AttentionPart part, BindAttention(node, bind));
+  if (part.shared == nullptr) return std::make_unique<NoHeads>();
+  return std::make_unique<AttentionOp>(part);
+}
+
+const RegisterOp kRegistered(Node::kAttention, "attention", &Bind);
+
+}  // namespace
+
+absl::StatusOr<AttentionPart> BindAttention(const Node& node, BindContext& bind) {
   RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32, Value::F32, Value::F32}, {Value::F32}));
   const internal::Attention& spec = node.attention();
   const uint32_t q = node.inputs(0), k = node.inputs(1), v = node.inputs(2), out = node.outputs(0);
@@ -92,14 +80,18 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
     config.kv_head_of_q.push_back(static_cast<int>(kv_head));
   }
   RETURN_IF_ERROR(bind.AddCacheLayer(spec.kv_layer(), config.layout));
-  if (spec.q_heads() == 0) return std::make_unique<NoHeads>();
-  ASSIGN_OR_RETURN(SharedAttention * attention, bind.Attention(config));
-  return std::make_unique<AttentionOp>(
-      attention, spec.kv_layer(),
-      AttentionOp::Views{bind.f32(q), bind.f32(k), bind.f32(v), bind.f32(out), q_width, kv_width});
+  AttentionPart part;
+  if (spec.q_heads() == 0) return part;
+  ASSIGN_OR_RETURN(part.shared, bind.Attention(config));
+  part.layer = spec.kv_layer();
+  part.values = {.q = bind.f32(q),
+                 .q_stride = q_width,
+                 .k = bind.f32(k),
+                 .v = bind.f32(v),
+                 .kv_stride = kv_width,
+                 .out = bind.f32(out),
+                 .out_stride = q_width};
+  return part;
 }
 
-const RegisterOp kRegistered(Node::kAttention, "attention", &Bind);
-
-}  // namespace
 }  // namespace bitshard

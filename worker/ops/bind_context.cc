@@ -13,8 +13,9 @@ namespace {
 
 using internal::Value;
 
-// Of one prepared value in all its forms: f32, q, hi, lo, and what there is a group; rounded up.
-constexpr uint64_t kPreparedBytes = 9;
+// Of one prepared value in all its forms: f32, q, hi, lo, a8, and what there is a group; rounded
+// up.
+constexpr uint64_t kPreparedBytes = 10;
 
 bool Same(const KvLayout& a, const KvLayout& b) {
   return a.type == b.type && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
@@ -63,9 +64,9 @@ absl::StatusOr<std::unique_ptr<BindContext>> BindContext::Create(
   auto context = std::unique_ptr<BindContext>(new BindContext(graph, matrices, vectors, options));
   ASSIGN_OR_RETURN(context->plan_,
                    PlanBuffers(graph, static_cast<uint64_t>(options.max_step_tokens),
-                               static_cast<uint64_t>(options.max_outputs)));
+                               static_cast<uint64_t>(options.max_outputs), context->groups_));
   RETURN_IF_ERROR(context->Claim(context->plan_.arena_bytes));
-  context->arena_ = Buffer(context->plan_.arena_bytes);
+  context->arena_ = Buffer(context->plan_.arena_bytes, MemoryPart::kWorkspace);
   context->cache_layers_.resize(graph.kv_layers());
   context->has_cache_layer_.resize(graph.kv_layers(), false);
   return context;
@@ -135,20 +136,46 @@ absl::StatusOr<const std::vector<float>*> BindContext::Vector(uint32_t weight,
 
 absl::StatusOr<SharedInput*> BindContext::ShareInput(uint32_t value, int64_t rows, int64_t cols,
                                                      int64_t segment_cols, bool* leader) {
-  *leader = !group_.open || group_.value != value || group_.segment_cols != segment_cols;
-  if (*leader) {
+  const bool first = !group_.open || group_.value != value || group_.segment_cols != segment_cols;
+  if (first) {
+    auto& prepared = prepared_[shared_inputs_.size() % 2];
     const std::optional<uint64_t> bytes =
         CheckedProduct({static_cast<uint64_t>(rows),
                         RoundUp(static_cast<uint64_t>(cols), kActivationGroup), kPreparedBytes});
-    if (!bytes.has_value() || *bytes > prepared_bytes_) {
-      RETURN_IF_ERROR(Claim(bytes.has_value() ? std::optional(*bytes - prepared_bytes_) : bytes));
-      prepared_bytes_ = *bytes;
+    if (!bytes.has_value() || *bytes > prepared.bytes) {
+      RETURN_IF_ERROR(Claim(bytes.has_value() ? std::optional(*bytes - prepared.bytes) : bytes));
+      prepared.bytes = *bytes;
     }
-    prepared_.Reserve(rows, cols, segment_cols);
-    shared_inputs_.push_back({&prepared_, 0});
-    group_ = {value, segment_cols, true};
+    prepared.activations.Reserve(rows, cols, segment_cols);
+    group_ = {value, segment_cols, true, TakeOffer(value, segment_cols)};
+    shared_inputs_.push_back({.prepared = &prepared.activations,
+                              .cols = cols,
+                              .segment_cols = segment_cols,
+                              .isa = options_.isa});
+    if (group_.handover != nullptr) group_.handover->shared = &shared_inputs_.back();
   }
+  *leader = first && group_.handover == nullptr;
+  if (group_.handover != nullptr) ++group_.handover->reads;
   return &shared_inputs_.back();
+}
+
+Handover* BindContext::OfferPrepared(uint32_t value, int64_t most_segment_cols) {
+  offers_.push_back({value, most_segment_cols, shared_inputs_.size(), {}});
+  return &offers_.back().handover;
+}
+
+Handover* BindContext::TakeOffer(uint32_t value, int64_t segment_cols) {
+  for (Offer& offer : offers_) {
+    if (offer.value != value || offer.handover.shared != nullptr) continue;
+    // Between the two nobody else may prepare anything: there are two places only.
+    if (offer.shared_inputs != shared_inputs_.size()) continue;
+    if (offer.most_segment_cols != 0 && (segment_cols == 0 || segment_cols % kLaneCols != 0 ||
+                                         segment_cols > offer.most_segment_cols)) {
+      continue;
+    }
+    return &offer.handover;
+  }
+  return nullptr;
 }
 
 absl::StatusOr<SharedAttention*> BindContext::Attention(const AttentionConfig& config) {
@@ -181,11 +208,32 @@ absl::StatusOr<const RopeTable*> BindContext::Rope(const RopeConfig& config) {
   return &ropes_.back().table;
 }
 
+absl::StatusOr<SharedAngles*> BindContext::Angles(const RopeConfig& config, bool* leader) {
+  ASSIGN_OR_RETURN(const RopeTable* table, Rope(config));
+  *leader = false;
+  for (SharedAngles& known : angles_) {
+    if (known.table == table) return &known;
+  }
+  *leader = true;
+  SharedAngles angles;
+  angles.table = table;
+  const int64_t half = config.rotary_dim / 2;
+  ASSIGN_OR_RETURN(angles.cos, Scratch(options_.max_step_tokens, half));
+  ASSIGN_OR_RETURN(angles.sin, Scratch(options_.max_step_tokens, half));
+  angles.rotation = {.cos = angles.cos,
+                     .sin = angles.sin,
+                     .stride = half,
+                     .rotary_dim = config.rotary_dim,
+                     .pairing = config.pairing};
+  angles_.push_back(angles);
+  return &angles_.back();
+}
+
 absl::StatusOr<float*> BindContext::Scratch(int64_t rows, int64_t width) {
   const std::optional<uint64_t> bytes = CheckedProduct(
       {static_cast<uint64_t>(rows), static_cast<uint64_t>(width), uint64_t{sizeof(float)}});
   RETURN_IF_ERROR(Claim(bytes));
-  scratch_.emplace_back(*bytes);
+  scratch_.emplace_back(*bytes, MemoryPart::kWorkspace);
   return scratch_.back().as<float>();
 }
 

@@ -19,11 +19,14 @@ constexpr uint64_t kAlignment = 64;
 // 1 TiB: beyond it a graph is wrong, whatever the machine.
 constexpr uint64_t kMaxArenaBytes = uint64_t{1} << 40;
 
-// A value's memory and the nodes, first to last, during which it must not be touched by others.
+// A value's memory and the groups of nodes, first to last, during which it must not be touched by
+// others.
 struct Life {
   uint64_t bytes = 0;
-  int first = -1;  // the node that writes it
-  int last = -1;   // the last node that reads it, or `first`
+  int writer = -1;  // node
+  int reads = 0;
+  int first = -1;  // the group that writes it
+  int last = -1;   // the last group that reads it, or `first`
 };
 
 absl::StatusOr<uint64_t> ValueBytes(const Value& value, bool is_logits, uint64_t max_step_tokens,
@@ -62,25 +65,31 @@ bool MayWriteOverFirstInput(const Node& node) {
 
 class Planner {
  public:
-  Planner(const internal::ModelGraph& graph, uint64_t max_step_tokens, uint64_t max_outputs)
+  Planner(const internal::ModelGraph& graph, uint64_t max_step_tokens, uint64_t max_outputs,
+          absl::Span<const NodeGroup> groups)
       : graph_(graph),
         max_step_tokens_(max_step_tokens),
         max_outputs_(max_outputs),
-        lives_(static_cast<size_t>(graph.values_size())) {
+        lives_(static_cast<size_t>(graph.values_size())),
+        groups_(groups.begin(), groups.end()) {
+    for (int n = 0; groups.empty() && n < graph.nodes_size(); ++n) groups_.push_back({.first = n});
     plan_.offsets.resize(lives_.size(), 0);
   }
 
   absl::StatusOr<BufferPlan> Plan() {
     RETURN_IF_ERROR(FindLives());
     std::vector<bool> alive(lives_.size(), false);
-    for (int n = 0; n < graph_.nodes_size(); ++n) {
-      const Node& node = graph_.nodes(n);
-      for (uint32_t value : node.outputs()) {
-        if (!PlaceOverInput(node, n, value)) Place(value, alive);
-        alive[value] = true;
+    for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+      const NodeGroup& group = groups_[static_cast<size_t>(g)];
+      for (int n = group.first; n < group.first + group.count; ++n) {
+        const Node& node = graph_.nodes(n);
+        for (uint32_t value : node.outputs()) {
+          if (!PlaceOverInput(node, g, value)) Place(value, alive);
+          alive[value] = true;
+        }
       }
       for (size_t v = 0; v < lives_.size(); ++v) {
-        if (lives_[v].last == n) alive[v] = false;
+        if (lives_[v].last == g) alive[v] = false;
       }
     }
     return plan_;
@@ -88,37 +97,44 @@ class Planner {
 
  private:
   absl::Status FindLives() {
-    for (int n = 0; n < graph_.nodes_size(); ++n) {
-      const Node& node = graph_.nodes(n);
-      for (uint32_t value : node.inputs()) {
-        if (value >= lives_.size() || lives_[value].first < 0) {
-          return absl::InvalidArgumentError(absl::StrCat("graph: node ", node.name(),
-                                                         " reads value ", value,
-                                                         ", which no earlier node writes"));
-        }
-        RETURN_IF_ERROR(CheckReader(node, value));
-        lives_[value].last = n;
-      }
-      for (uint32_t value : node.outputs()) {
-        if (value >= lives_.size() || lives_[value].first >= 0) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("graph: node ", node.name(), " writes value ", value,
-                           value >= lives_.size() ? ", which does not exist" : " a second time"));
-        }
-        ASSIGN_OR_RETURN(lives_[value].bytes,
-                         ValueBytes(graph_.values(static_cast<int>(value)), node.has_lm_head(),
-                                    max_step_tokens_, max_outputs_));
-        lives_[value].first = lives_[value].last = n;
+    for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+      const NodeGroup& group = groups_[static_cast<size_t>(g)];
+      for (int n = group.first; n < group.first + group.count; ++n) {
+        RETURN_IF_ERROR(FindLives(graph_.nodes(n), n, g));
       }
     }
     for (size_t v = 0; v < lives_.size(); ++v) {
       const Life& life = lives_[v];
-      if (life.first >= 0 && life.last == life.first &&
-          IsIntegers(graph_.values(static_cast<int>(v)))) {
+      if (life.writer >= 0 && life.reads == 0 && IsIntegers(graph_.values(static_cast<int>(v)))) {
         return absl::InvalidArgumentError(absl::StrCat("graph: node ",
-                                                       graph_.nodes(life.first).name(),
+                                                       graph_.nodes(life.writer).name(),
                                                        " writes sums that no AllReduce reads"));
       }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FindLives(const Node& node, int n, int group) {
+    for (uint32_t value : node.inputs()) {
+      if (value >= lives_.size() || lives_[value].writer < 0) {
+        return absl::InvalidArgumentError(absl::StrCat("graph: node ", node.name(), " reads value ",
+                                                       value, ", which no earlier node writes"));
+      }
+      RETURN_IF_ERROR(CheckReader(node, value));
+      ++lives_[value].reads;
+      lives_[value].last = group;
+    }
+    for (uint32_t value : node.outputs()) {
+      if (value >= lives_.size() || lives_[value].writer >= 0) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("graph: node ", node.name(), " writes value ", value,
+                         value >= lives_.size() ? ", which does not exist" : " a second time"));
+      }
+      ASSIGN_OR_RETURN(lives_[value].bytes,
+                       ValueBytes(graph_.values(static_cast<int>(value)), node.has_lm_head(),
+                                  max_step_tokens_, max_outputs_));
+      lives_[value].writer = n;
+      lives_[value].first = lives_[value].last = group;
     }
     return absl::OkStatus();
   }
@@ -127,13 +143,13 @@ class Planner {
   absl::Status CheckReader(const Node& node, uint32_t value) const {
     if (node.op_case() == Node::OP_NOT_SET) return absl::OkStatus();  // its binding says what it is
     const Life& life = lives_[value];
-    if (graph_.nodes(life.first).has_lm_head() && !node.has_sample()) {
+    if (graph_.nodes(life.writer).has_lm_head() && !node.has_sample()) {
       return absl::InvalidArgumentError(
           absl::StrCat("graph: node ", node.name(), " reads value ", value,
                        ", logits of the sampled tokens alone; only Sample may"));
     }
     if (!IsIntegers(graph_.values(static_cast<int>(value)))) return absl::OkStatus();
-    if (!node.has_all_reduce() || life.last != life.first) {
+    if (!node.has_all_reduce() || life.reads != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "graph: node ", node.name(), " reads value ", value, ", sums of this rank alone; ",
           node.has_all_reduce() ? "another AllReduce has changed them" : "only AllReduce may"));
@@ -141,12 +157,18 @@ class Planner {
     return absl::OkStatus();
   }
 
-  bool PlaceOverInput(const Node& node, int n, uint32_t value) {
+  bool PlaceOverInput(const Node& node, int g, uint32_t value) {
     if (!MayWriteOverFirstInput(node) || node.inputs_size() == 0) return false;
     const uint32_t input = node.inputs(0);
-    // Only when the input is not another input too, and dies here.
-    if (lives_[input].last != n || lives_[input].bytes < lives_[value].bytes) return false;
-    if (std::count(node.inputs().begin(), node.inputs().end(), input) != 1) return false;
+    // Only when the input dies here and is not read elsewhere in the group.
+    if (lives_[input].last != g || lives_[input].bytes < lives_[value].bytes) return false;
+    int64_t reads = 0;
+    const NodeGroup& group = groups_[static_cast<size_t>(g)];
+    for (int n = group.first; n < group.first + group.count; ++n) {
+      const auto& inputs = graph_.nodes(n).inputs();
+      reads += std::count(inputs.begin(), inputs.end(), input);
+    }
+    if (reads != 1) return false;
     plan_.offsets[value] = plan_.offsets[input];
     lives_[value].bytes = lives_[input].bytes;
     return true;
@@ -175,14 +197,15 @@ class Planner {
   const internal::ModelGraph& graph_;
   const uint64_t max_step_tokens_, max_outputs_;
   std::vector<Life> lives_;
+  std::vector<NodeGroup> groups_;
   BufferPlan plan_;
 };
 
 }  // namespace
 
 absl::StatusOr<BufferPlan> PlanBuffers(const internal::ModelGraph& graph, uint64_t max_step_tokens,
-                                       uint64_t max_outputs) {
-  return Planner(graph, max_step_tokens, max_outputs).Plan();
+                                       uint64_t max_outputs, absl::Span<const NodeGroup> groups) {
+  return Planner(graph, max_step_tokens, max_outputs, groups).Plan();
 }
 
 }  // namespace bitshard

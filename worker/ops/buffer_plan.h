@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "proto/graph.pb.h"
+#include "worker/ops/fusion.h"
 
 namespace bitshard {
 
@@ -19,8 +21,10 @@ struct BufferPlan {
 // INVALID_ARGUMENT on a graph whose nodes read values that nothing has written, write a value
 // twice, or name values that do not exist; whose logits are read by another node than Sample; or
 // whose integer sums are not read by one AllReduce, which changes them. `max_outputs`: rows of a
-// logits value (the output of LmHead); all others have max_step_tokens.
+// logits value (the output of LmHead); all others have max_step_tokens. `groups`: nodes that are
+// computed together, so that their values are alive together; none: every node alone.
 absl::StatusOr<BufferPlan> PlanBuffers(const internal::ModelGraph& graph, uint64_t max_step_tokens,
-                                       uint64_t max_outputs);
+                                       uint64_t max_outputs,
+                                       absl::Span<const NodeGroup> groups = {});
 
 }  // namespace bitshard

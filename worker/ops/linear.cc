@@ -1,74 +1,48 @@
 // linear: y = W x (+ bias), or with segments the row-parallel form whose int64 sums and poison
 // counts AllReduce adds up over the ranks.
 //
-// Linear nodes in a row that read the same value (q | k | v, gate | up) share its prepared form;
-// the first makes it.
+// Linear nodes in a row that read the same value (q | k | v, gate | up) share its prepared form,
+// and usually run together (linear_group.cc).
 #include "kernels/registry/linear.h"
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 #include "kernels/base/status_macros.h"
-#include "kernels/registry/elementwise.h"
 #include "worker/ops/bind_context.h"
+#include "worker/ops/linear_parts.h"
 #include "worker/ops/op.h"
 
 namespace bitshard {
 namespace {
 
 using internal::Node;
-using internal::Value;
-
-// The input of a linear op: its values, and where they are prepared.
-struct Input {
-  const float* x = nullptr;
-  int64_t cols = 0;
-  int64_t segment_cols = 0;
-  SharedInput* shared = nullptr;
-  bool leader = false;
-  Isa isa = Isa::kScalar;
-
-  void Prepare(StepState& step) const {
-    if (!leader) return;
-    shared->prepared->Prepare(x, step.count(), cols, cols, segment_cols, shared->forms, isa,
-                              *step.pool);
-  }
-};
-
-std::string Describe(const BoundLinear& linear) {
-  return absl::StrCat(linear.weight().spec().Describe(), ": ", linear.kernel(),
-                      linear.reason().empty() ? "" : absl::StrCat(" (", linear.reason(), ")"));
-}
 
 class ColumnParallel final : public Op {
  public:
-  ColumnParallel(BoundLinear linear, Input input, const float* bias, int64_t rows, float* y)
-      : linear_(std::move(linear)), input_(input), bias_(bias), rows_(rows), y_(y) {}
+  ColumnParallel(ColumnPart part, LinearInput input)
+      : part_(std::move(part)), group_({part_.Member()}), input_(input) {}
 
   absl::Status Run(StepState& step) override {
     input_.Prepare(step);
-    linear_.Run(*input_.shared->prepared, y_, rows_, *step.pool);
-    if (bias_ != nullptr) AddBias(bias_, step.count(), rows_, y_, rows_, *step.pool);
+    group_.Run(*input_.shared->prepared, *step.pool);
     return absl::OkStatus();
   }
 
-  std::string Describe() const override { return bitshard::Describe(linear_); }
+  void Prefetch() const override { group_.Prefetch(); }
+
+  std::vector<KernelChoice> Choices() const override { return {part_.linear->choice()}; }
 
  private:
-  const BoundLinear linear_;
-  const Input input_;
-  const float* const bias_;  // null: none
-  const int64_t rows_;
-  float* const y_;
+  const ColumnPart part_;
+  const LinearGroup group_;
+  const LinearInput input_;
 };
 
 class RowParallel final : public Op {
  public:
-  RowParallel(BoundLinear linear, Input input, int64_t rows, int64_t* sums)
+  RowParallel(BoundLinear linear, LinearInput input, int64_t rows, int64_t* sums)
       : linear_(std::move(linear)), input_(input), rows_(rows), sums_(sums) {}
 
   absl::Status Run(StepState& step) override {
@@ -79,11 +53,13 @@ class RowParallel final : public Op {
     return absl::OkStatus();
   }
 
-  std::string Describe() const override { return bitshard::Describe(linear_); }
+  void Prefetch() const override { linear_.Prefetch(); }
+
+  std::vector<KernelChoice> Choices() const override { return {linear_.choice()}; }
 
  private:
   const BoundLinear linear_;
-  const Input input_;
+  const LinearInput input_;
   const int64_t rows_;
   int64_t* const sums_;
 };
@@ -111,49 +87,23 @@ class NoRows final : public Op {
 
 absl::StatusOr<std::unique_ptr<Op>> BindLinear(const Node& node, BindContext& bind) {
   const internal::Linear& spec = node.linear();
-  const bool segmented = spec.segment_cols() != 0;
-  RETURN_IF_ERROR(
-      bind.ExpectValues(node, {Value::F32}, {segmented ? Value::SEGMENT_SUM : Value::F32}));
-  const uint32_t x = node.inputs(0), y = node.outputs(0);
+  LinearInput input;
+  if (spec.segment_cols() == 0) {
+    ASSIGN_OR_RETURN(ColumnPart part, BindColumnPart(node, bind, input));
+    if (part.linear == nullptr) return std::make_unique<NoRows>();
+    return std::make_unique<ColumnParallel>(std::move(part), input);
+  }
   int64_t rows = 0, cols = 0;
-  RETURN_IF_ERROR(bind.MatrixShape(spec.weight(), &rows, &cols));
-  if (bind.width(x) != cols || bind.width(y) != rows) {
-    return absl::InvalidArgumentError(absl::StrCat("its matrix is ", rows, " x ", cols,
-                                                   ", its input has ", bind.width(x),
-                                                   " columns, its output ", bind.width(y)));
-  }
-  if (segmented && (spec.has_bias() || spec.segment_cols() > INT32_MAX ||
-                    spec.segments_total() == 0 || spec.segments_total() > INT32_MAX)) {
-    return absl::InvalidArgumentError(
-        "a row-parallel matrix has its bias in the AllReduce, and counts its segments");
-  }
-  if (!segmented && cols == 0) return absl::InvalidArgumentError("its input has no columns");
-  ASSIGN_OR_RETURN(const PackedMatrix* weight, bind.Matrix(spec.weight()));
-  if (weight == nullptr && segmented) return std::make_unique<NoColumns>(rows, bind.i64(y));
-  if (weight == nullptr) return std::make_unique<NoRows>();
-
+  ASSIGN_OR_RETURN(const PackedMatrix* weight, CheckLinear(node, bind, &rows, &cols));
+  int64_t* const sums = bind.i64(node.outputs(0));
+  if (weight == nullptr) return std::make_unique<NoColumns>(rows, sums);
   const int64_t segment_cols = static_cast<int64_t>(spec.segment_cols());
-  ASSIGN_OR_RETURN(
-      BoundLinear linear,
-      BoundLinear::Bind(*weight, bind.options().activations, segment_cols,
-                        static_cast<int64_t>(spec.segments_total()), bind.options().isa));
-  Input input;
-  input.x = bind.f32(x);
-  input.cols = cols;
-  input.segment_cols = segment_cols;
-  input.isa = bind.options().isa;
-  ASSIGN_OR_RETURN(input.shared, bind.ShareInput(x, bind.options().max_step_tokens, cols,
-                                                 segment_cols, &input.leader));
-  input.shared->forms |= linear.forms();
-  if (segmented) {
-    return std::make_unique<RowParallel>(std::move(linear), input, rows, bind.i64(y));
-  }
-  const float* bias = nullptr;
-  if (spec.has_bias()) {
-    ASSIGN_OR_RETURN(const std::vector<float>* values, bind.Vector(spec.bias(), rows));
-    bias = values->data();
-  }
-  return std::make_unique<ColumnParallel>(std::move(linear), input, bias, rows, bind.f32(y));
+  ASSIGN_OR_RETURN(BoundLinear linear,
+                   BoundLinear::Bind(*weight, bind.options().activations, segment_cols,
+                                     static_cast<int64_t>(spec.segments_total()),
+                                     bind.options().isa, bind.options().kernel_order));
+  RETURN_IF_ERROR(input.Join(node.inputs(0), cols, segment_cols, linear.forms(), bind));
+  return std::make_unique<RowParallel>(std::move(linear), input, rows, sums);
 }
 
 const RegisterOp kRegistered(Node::kLinear, "linear", &BindLinear);

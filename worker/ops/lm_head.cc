@@ -1,5 +1,5 @@
 // lm_head: logits of this rank's vocabulary rows, only for the tokens after which one is sampled,
-// and for the logits tap also for scored ones (a few at a time: nobody keeps those).
+// and for scored ones when Sample asks (a few at a time: nobody keeps those).
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -17,17 +17,13 @@ namespace {
 using internal::Node;
 using internal::Value;
 
-// Scored tokens that go through the matrix together.
-constexpr int64_t kScoreTokens = 16;
-
-class LmHead final : public Op {
+class LmHead final : public Op, public ScoreLogits {
  public:
   struct Buffers {
     const float* x = nullptr;  // [tokens, hidden]
     int64_t hidden = 0;
-    float* gathered = nullptr;  // [max(outputs, kScoreTokens), hidden]
+    float* gathered = nullptr;  // [outputs, hidden]
     float* logits = nullptr;    // [outputs, rows]
-    float* scores = nullptr;    // [kScoreTokens, rows]; null without a tap
   };
 
   LmHead(std::unique_ptr<BoundLinear> linear, SharedInput* shared, int64_t rows, Isa isa,
@@ -49,33 +45,33 @@ class LmHead final : public Op {
       tap_(step.sample_slots[static_cast<size_t>(i)], static_cast<uint32_t>(step.positions[token]),
            LogitsRow(buffers_.logits, i));
     }
-    Score(step);
     return absl::OkStatus();
   }
 
-  std::string Describe() const override {
-    if (linear_ == nullptr) return "";
-    return absl::StrCat(
-        linear_->weight().spec().Describe(), ": ", linear_->kernel(),
-        linear_->reason().empty() ? "" : absl::StrCat(" (", linear_->reason(), ")"));
+  // Sample is the last node and writes no value: x and the logits are still where they were.
+  absl::Span<const float> Compute(StepState& step, absl::Span<const ScoredToken> tokens) override {
+    const int64_t count = static_cast<int64_t>(tokens.size());
+    for (int64_t i = 0; i < count; ++i) Gather(tokens[static_cast<size_t>(i)].row, i);
+    Multiply(count, buffers_.logits, *step.pool);
+    if (tap_) {
+      for (int64_t i = 0; i < count; ++i) {
+        const ScoredToken& token = tokens[static_cast<size_t>(i)];
+        tap_(token.slot, token.position, LogitsRow(buffers_.logits, i));
+      }
+    }
+    return absl::MakeConstSpan(buffers_.logits, static_cast<size_t>(count * rows_));
+  }
+
+  void Prefetch() const override {
+    if (linear_ != nullptr) linear_->Prefetch();
+  }
+
+  std::vector<KernelChoice> Choices() const override {
+    if (linear_ == nullptr) return {};
+    return {linear_->choice()};
   }
 
  private:
-  void Score(StepState& step) {
-    const int64_t count = static_cast<int64_t>(step.scored.size());
-    for (int64_t begin = 0; begin < count; begin += kScoreTokens) {
-      const int64_t tokens = std::min(kScoreTokens, count - begin);
-      for (int64_t i = 0; i < tokens; ++i) {
-        Gather(step.scored[static_cast<size_t>(begin + i)].row, i);
-      }
-      Multiply(tokens, buffers_.scores, *step.pool);
-      for (int64_t i = 0; i < tokens; ++i) {
-        const ScoredToken& token = step.scored[static_cast<size_t>(begin + i)];
-        tap_(token.slot, token.position, LogitsRow(buffers_.scores, i));
-      }
-    }
-  }
-
   void Gather(int64_t from, int64_t to) {
     std::copy_n(buffers_.x + from * buffers_.hidden, buffers_.hidden,
                 buffers_.gathered + to * buffers_.hidden);
@@ -114,14 +110,14 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
         " does not fit the model (", vocab, " x ", bind.width(x), ")"));
   }
   const BindContext::Options& options = bind.options();
-  const int64_t outputs = std::max(options.max_outputs, kScoreTokens);
+  const int64_t outputs = options.max_outputs;
   ASSIGN_OR_RETURN(const PackedMatrix* weight, bind.Matrix(spec.weight()));
   std::unique_ptr<BoundLinear> linear;
   SharedInput* shared = nullptr;
   if (weight != nullptr) {
     ASSIGN_OR_RETURN(BoundLinear bound,
                      BoundLinear::Bind(*weight, options.activations, /*segment_cols=*/0,
-                                       /*segments_total=*/1, options.isa));
+                                       /*segments_total=*/1, options.isa, options.kernel_order));
     linear = std::make_unique<BoundLinear>(std::move(bound));
     bool leader = false;  // always prepares: its input is gathered
     ASSIGN_OR_RETURN(shared, bind.ShareInput(logits, outputs, hidden, /*segment_cols=*/0, &leader));
@@ -131,11 +127,10 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   buffers.hidden = hidden;
   buffers.logits = bind.f32(logits);
   ASSIGN_OR_RETURN(buffers.gathered, bind.Scratch(outputs, hidden));
-  if (options.logits_tap) {
-    ASSIGN_OR_RETURN(buffers.scores, bind.Scratch(kScoreTokens, std::max<int64_t>(1, rows)));
-  }
-  return std::make_unique<LmHead>(std::move(linear), shared, rows, options.isa, buffers,
-                                  options.logits_tap);
+  auto op = std::make_unique<LmHead>(std::move(linear), shared, rows, options.isa, buffers,
+                                     options.logits_tap);
+  bind.set_score_logits(op.get());
+  return op;
 }
 
 const RegisterOp kRegistered(Node::kLmHead, "lm_head", &Bind);

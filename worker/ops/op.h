@@ -17,6 +17,7 @@
 
 #include "kernels/base/thread_pool.h"
 #include "kernels/registry/attention.h"
+#include "kernels/registry/kernel_choice.h"
 #include "proto/graph.pb.h"
 #include "proto/plan.pb.h"
 #include "worker/collective/collective.h"
@@ -26,12 +27,15 @@ namespace bitshard {
 
 class BindContext;  // worker/ops/bind_context.h
 
-// A token whose logits only the logits tap sees (ROW_SCORE).
+// A token after which a known one is scored (ROW_SCORE).
 struct ScoredToken {
   uint32_t slot = 0;
   uint32_t position = 0;
   int64_t row = 0;  // among the step's tokens
 };
+
+// Most scored tokens that go through the vocabulary's matrix together.
+inline constexpr size_t kScoreTokens = 16;
 
 // The step at hand, in the form that ops want. Views are into the runner's own arrays and valid for
 // one step.
@@ -45,8 +49,12 @@ struct StepState {
   absl::Span<const uint32_t> sample_slots;
   absl::Span<const SampleRow> sample_rows;
   absl::Span<SampleOutput> samples;
+  // The same for tokens that are only scored. They are many: their logits are made a few at a time.
   absl::Span<const ScoredToken> scored;
-  absl::Span<uint8_t> poisoned;  // a token: some sum of it was not finite; AllReduce sets it
+  absl::Span<const SampleRow>
+      score_rows;                   // as scored; without a target only the logits tap listens
+  absl::Span<SampleOutput> scores;  // as scored
+  absl::Span<uint8_t> poisoned;     // a token: some sum of it was not finite; AllReduce sets it
   uint8_t* const* cache_layers = nullptr;  // by cache layer
   Collective* collective = nullptr;
   ThreadPool* pool = nullptr;
@@ -60,8 +68,25 @@ class Op {
   // UNAVAILABLE when a collective was aborted or a peer is gone; other errors do not happen in a
   // step.
   virtual absl::Status Run(StepState& step) = 0;
-  // Which kernel it runs and why not a faster one, one line; "" when there is nothing to choose.
-  virtual std::string Describe() const { return ""; }
+  // Called while the op before is about to run: asks for memory that Run touches first and that
+  // nothing has touched since the last step.
+  virtual void Prefetch() const {}
+  // Which kernels it runs and why not faster ones; none when there is nothing to choose.
+  virtual std::vector<KernelChoice> Choices() const { return {}; }
+  // The same for each node of an op that computes several (fusion.h).
+  virtual std::vector<KernelChoice> ChoicesOf(int member) const {
+    return member == 0 ? Choices() : std::vector<KernelChoice>();
+  }
+};
+
+// Logits of scored tokens: LmHead makes them when Sample asks.
+class ScoreLogits {
+ public:
+  virtual ~ScoreLogits() = default;
+  // [tokens.size(), local vocabulary] of at most kScoreTokens tokens, and no more than the step's
+  // largest number of outputs. They lie where the logits of sampled tokens lay.
+  virtual absl::Span<const float> Compute(StepState& step,
+                                          absl::Span<const ScoredToken> tokens) = 0;
 };
 
 using BindOpFn = absl::StatusOr<std::unique_ptr<Op>> (*)(const internal::Node& node,

@@ -1,10 +1,11 @@
 // rms_norm: y = w * x / sqrt(mean(x^2) + epsilon), every token alone.
+#include "worker/ops/rms_norm.h"
+
 #include <cmath>
 #include <memory>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/registry/elementwise.h"
-#include "worker/ops/bind_context.h"
 #include "worker/ops/op.h"
 
 namespace bitshard {
@@ -15,26 +16,33 @@ using internal::Value;
 
 class RmsNormOp final : public Op {
  public:
-  RmsNormOp(const float* x, const float* weight, float epsilon, int64_t width, float* y, Isa isa)
-      : x_(x), weight_(weight), epsilon_(epsilon), width_(width), y_(y), isa_(isa) {}
+  RmsNormOp(const RmsNormPart& part, Isa isa) : part_(part), isa_(isa) {}
 
   absl::Status Run(StepState& step) override {
-    RmsNorm(x_, width_, weight_, epsilon_, step.count(), width_, y_, width_, isa_, *step.pool);
+    RmsNorm(part_.x, part_.width, part_.weight, part_.epsilon, step.count(), part_.width, part_.y,
+            part_.width, isa_, *step.pool);
     return absl::OkStatus();
   }
 
-  std::string Describe() const override { return ElementwiseKernelName("rms_norm", isa_); }
+  std::vector<KernelChoice> Choices() const override {
+    return {ElementwiseChoice("rms_norm", isa_)};
+  }
 
  private:
-  const float* const x_;
-  const float* const weight_;
-  const float epsilon_;
-  const int64_t width_;
-  float* const y_;
+  const RmsNormPart part_;
   const Isa isa_;
 };
 
 absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
+  ASSIGN_OR_RETURN(const RmsNormPart part, BindRmsNorm(node, bind));
+  return std::make_unique<RmsNormOp>(part, bind.options().isa);
+}
+
+const RegisterOp kRegistered(Node::kRmsNorm, "rms_norm", &Bind);
+
+}  // namespace
+
+absl::StatusOr<RmsNormPart> BindRmsNorm(const Node& node, BindContext& bind) {
   RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {Value::F32}));
   const uint32_t x = node.inputs(0), y = node.outputs(0);
   const internal::RmsNorm& spec = node.rms_norm();
@@ -45,11 +53,13 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
     return absl::InvalidArgumentError("epsilon must be finite and not negative");
   }
   ASSIGN_OR_RETURN(const std::vector<float>* weight, bind.Vector(spec.weight(), bind.width(x)));
-  return std::make_unique<RmsNormOp>(bind.f32(x), weight->data(), spec.epsilon(), bind.width(x),
-                                     bind.f32(y), bind.options().isa);
+  RmsNormPart part;
+  part.x = bind.f32(x);
+  part.weight = weight->data();
+  part.epsilon = spec.epsilon();
+  part.width = bind.width(x);
+  part.y = bind.f32(y);
+  return part;
 }
 
-const RegisterOp kRegistered(Node::kRmsNorm, "rms_norm", &Bind);
-
-}  // namespace
 }  // namespace bitshard

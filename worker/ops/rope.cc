@@ -1,6 +1,6 @@
 // rope: rotates q or k by the tokens' positions. Works in place; the buffer plan usually lays the
 // output over the input.
-#include "kernels/registry/rope.h"
+#include "worker/ops/rope.h"
 
 #include <algorithm>
 #include <cmath>
@@ -38,7 +38,33 @@ class RopeOp final : public Op {
   float* const out_;
 };
 
-absl::StatusOr<RopeConfig> Config(const internal::Rope& spec, const BindContext& bind) {
+absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
+  RETURN_IF_ERROR(CheckRope(node, bind));
+  const uint32_t in = node.inputs(0), out = node.outputs(0);
+  ASSIGN_OR_RETURN(const RopeConfig config, RopeConfigOf(node.rope(), bind));
+  ASSIGN_OR_RETURN(const RopeTable* table, bind.Rope(config));
+  return std::make_unique<RopeOp>(table, static_cast<int>(node.rope().heads()), bind.f32(in),
+                                  bind.width(in), bind.f32(out));
+}
+
+const RegisterOp kRegistered(Node::kRope, "rope", &Bind);
+
+}  // namespace
+
+absl::Status CheckRope(const Node& node, const BindContext& bind) {
+  RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {Value::F32}));
+  const internal::Rope& spec = node.rope();
+  const uint32_t in = node.inputs(0), out = node.outputs(0);
+  const int64_t width = int64_t{spec.heads()} * spec.head_dim();
+  if (bind.width(in) != width || bind.width(out) != width) {
+    return absl::InvalidArgumentError(absl::StrCat(spec.heads(), " heads of ", spec.head_dim(),
+                                                   " do not make a value of width ",
+                                                   bind.width(in)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RopeConfig> RopeConfigOf(const internal::Rope& spec, const BindContext& bind) {
   if (spec.head_dim() == 0 || spec.head_dim() > 65536 || spec.rotary_dim() == 0 ||
       spec.rotary_dim() % 2 != 0 || spec.rotary_dim() > spec.head_dim() || spec.heads() > 65536) {
     return absl::InvalidArgumentError(absl::StrCat("heads of ", spec.head_dim(), " with ",
@@ -85,23 +111,4 @@ absl::StatusOr<RopeConfig> Config(const internal::Rope& spec, const BindContext&
   return config;
 }
 
-absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
-  RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {Value::F32}));
-  const internal::Rope& spec = node.rope();
-  const uint32_t in = node.inputs(0), out = node.outputs(0);
-  ASSIGN_OR_RETURN(const RopeConfig config, Config(spec, bind));
-  const int64_t width = int64_t{spec.heads()} * spec.head_dim();
-  if (bind.width(in) != width || bind.width(out) != width) {
-    return absl::InvalidArgumentError(absl::StrCat(spec.heads(), " heads of ", spec.head_dim(),
-                                                   " do not make a value of width ",
-                                                   bind.width(in)));
-  }
-  ASSIGN_OR_RETURN(const RopeTable* table, bind.Rope(config));
-  return std::make_unique<RopeOp>(table, static_cast<int>(spec.heads()), bind.f32(in), width,
-                                  bind.f32(out));
-}
-
-const RegisterOp kRegistered(Node::kRope, "rope", &Bind);
-
-}  // namespace
 }  // namespace bitshard

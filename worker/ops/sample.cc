@@ -1,5 +1,6 @@
 // sample: a token for every output, from logits that are sharded over the ranks; all ranks get the
-// same. Last node.
+// same; and log-probabilities of the known tokens after scored ones. Last node.
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -16,19 +17,37 @@ using internal::Value;
 
 class Sample final : public Op {
  public:
-  Sample(std::unique_ptr<Sampler> sampler, const float* logits, size_t local_vocab)
-      : sampler_(std::move(sampler)), logits_(logits), local_vocab_(local_vocab) {}
+  Sample(std::unique_ptr<Sampler> sampler, const float* logits, size_t local_vocab,
+         ScoreLogits* score_logits, size_t max_outputs)
+      : sampler_(std::move(sampler)),
+        logits_(logits),
+        local_vocab_(local_vocab),
+        score_logits_(score_logits),
+        score_tokens_(std::min(kScoreTokens, max_outputs)) {}
 
   absl::Status Run(StepState& step) override {
-    if (step.sampled.empty()) return absl::OkStatus();  // so it is on every rank
-    return sampler_->Sample(absl::MakeConstSpan(logits_, step.sampled.size() * local_vocab_),
-                            step.sample_rows, *step.collective, step.samples);
+    // What is empty is empty on every rank.
+    if (!step.sampled.empty()) {
+      RETURN_IF_ERROR(
+          sampler_->Sample(absl::MakeConstSpan(logits_, step.sampled.size() * local_vocab_),
+                           step.sample_rows, *step.collective, step.samples));
+    }
+    // After the sampled ones, whose logits they overwrite.
+    for (size_t at = 0; at < step.scored.size(); at += score_tokens_) {
+      const auto tokens = step.scored.subspan(at, score_tokens_);
+      RETURN_IF_ERROR(sampler_->Sample(score_logits_->Compute(step, tokens),
+                                       step.score_rows.subspan(at, score_tokens_), *step.collective,
+                                       step.scores.subspan(at, score_tokens_)));
+    }
+    return absl::OkStatus();
   }
 
  private:
   const std::unique_ptr<Sampler> sampler_;
   const float* const logits_;  // [outputs, local_vocab_]
   const size_t local_vocab_;
+  ScoreLogits* const score_logits_;
+  const size_t score_tokens_;  // at once
 };
 
 absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
@@ -50,8 +69,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   options.isa = bind.options().isa;
   options.pool = bind.options().pool;
   ASSIGN_OR_RETURN(std::unique_ptr<Sampler> sampler, Sampler::Bind(options));
-  return std::make_unique<Sample>(std::move(sampler), bind.f32(node.inputs(0)),
-                                  options.local_vocab);
+  return std::make_unique<Sample>(std::move(sampler), bind.f32(node.inputs(0)), options.local_vocab,
+                                  bind.score_logits(), static_cast<size_t>(options.max_outputs));
 }
 
 const RegisterOp kRegistered(Node::kSample, "sample", &Bind);

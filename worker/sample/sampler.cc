@@ -22,6 +22,8 @@ namespace {
 constexpr size_t kMerged = 256;
 constexpr size_t kScratch = 8 * Sampler::kCandidates;
 constexpr size_t kHeaderWords = 4;
+// What is added up of a row over the ranks: see sums_.
+constexpr size_t kSums = 3;
 // Masses are at most 2^40 each: so many of them stay below 2^62.
 constexpr uint32_t kMaxVocab = 1 << 22;
 constexpr int kMaxWorld = 64;
@@ -72,7 +74,7 @@ Sampler::Sampler(const Options& o)
       mine_(o.max_outputs * (kHeaderWords + kCandidates)),
       all_(mine_.size() * o.world),
       merged_(o.max_outputs * kMerged),
-      sums_(2 * o.max_outputs),
+      sums_(kSums * o.max_outputs),
       my_draws_(o.max_outputs),
       all_draws_(my_draws_.size() * o.world) {
   tasks_.reserve(o.max_outputs);
@@ -151,6 +153,7 @@ void Sampler::Plan(absl::Span<const SampleRow> rows) {
   for (size_t i = 0; i < rows_; ++i) {
     const SampleParams& p = rows[i].params;
     CHECK_LE(p.top_logprobs, uint32_t{kMaxTopLogprobs});
+    CHECK_LT(rows[i].target.value_or(0), options_.vocab_size);
     RowState& s = states_[i];
     s = {};
     s.temperature = std::min(p.temperature, std::numeric_limits<float>::max());
@@ -158,11 +161,10 @@ void Sampler::Plan(absl::Span<const SampleRow> rows) {
     s.top_p = p.top_p;
     s.floor = p.min_p > 0 ? static_cast<float>(Log(std::min(p.min_p, 1.0f)))
                           : -std::numeric_limits<float>::infinity();
-    s.wants_raw_sum = p.want_logprob || p.top_logprobs > 0;
+    s.wants_raw_sum = p.want_logprob || p.top_logprobs > 0 || rows[i].target.has_value();
     const bool filters = s.top_k > 0 || p.top_p < 1 || p.min_p > 0;
-    s.filter = !(p.temperature > 0) || s.top_k == 1 ? Filter::kGreedy
-               : filters                            ? Filter::kPrefix
-                                                    : Filter::kNone;
+    const bool greedy = !(p.temperature > 0) || s.top_k == 1 || rows[i].target.has_value();
+    s.filter = greedy ? Filter::kGreedy : filters ? Filter::kPrefix : Filter::kNone;
 
     size_t want = p.top_logprobs;
     if (s.filter == Filter::kPrefix) {
@@ -310,15 +312,24 @@ absl::Status Sampler::ReduceSums(absl::Span<const SampleRow> rows, Collective& c
   if (!any) return absl::OkStatus();
   ForRows([&](int64_t i, int) {
     const RowState& s = states_[i];
-    sums_[2 * i] = s.wants_raw_sum ? RawSum(Local(i), s.max) : 0;
-    sums_[2 * i + 1] = s.wants_mass ? MassSum(Local(i), s.kept.scale) : 0;
+    int64_t* const sums = sums_.data() + kSums * i;
+    sums[0] = s.wants_raw_sum ? RawSum(Local(i), s.max) : 0;
+    sums[1] = s.wants_mass ? MassSum(Local(i), s.kept.scale) : 0;
+    // Below vocab_begin it wraps around, and is no local token either.
+    const uint32_t local = rows[i].target.value_or(kNoToken) - options_.vocab_begin;
+    const bool mine = rows[i].target.has_value() && local < local_count_;
+    sums[2] = mine ? int64_t{std::bit_cast<uint32_t>(Local(i).logits[local])} : 0;
   });
-  RETURN_IF_ERROR(collective.AllReduceSum(absl::MakeSpan(sums_).first(2 * rows_)));
+  RETURN_IF_ERROR(collective.AllReduceSum(absl::MakeSpan(sums_).first(kSums * rows_)));
   for (size_t i = 0; i < rows_; ++i) {
     RowState& s = states_[i];
-    s.raw_sum = sums_[2 * i];
+    s.raw_sum = sums_[kSums * i];
+    if (rows[i].target.has_value()) {
+      const float logit = std::bit_cast<float>(static_cast<uint32_t>(sums_[kSums * i + 2]));
+      s.winner = {.score = 0, .logit = logit, .token = *rows[i].target};
+    }
     if (!s.wants_mass) continue;
-    s.mass = sums_[2 * i + 1];
+    s.mass = sums_[kSums * i + 1];
     s.target = TopPTarget(s.top_p, s.mass);
     TryTopP(s, s.above_floor, NoiseOf(rows[i]));
   }

@@ -8,11 +8,12 @@
 // noise (gumbel.h). Log-probabilities are of the raw logits.
 //
 // Collectives of a call, the same on all ranks because all decide from the same numbers:
-//   1 all-gather        always: maximum, best token, first candidates of every row
-//   1 all-reduce        if a row wants log-probabilities, or top-p over an open-ended set
-//   3 or 6 all-reduces  (boundary_search.h, for each 8 rows) if the first kCandidates do not
-//   contain what is kept; rare 1 all-gather        with these, or when min-p alone keeps more than
-//   the candidates
+// - 1 all-gather, always: maximum, best token, first candidates of every row;
+// - 1 all-reduce if a row wants log-probabilities, has a target (it carries the bits of its logit,
+//   to which all ranks but the owner add zero) or top-p over an open-ended set;
+// - 3 or 6 all-reduces (boundary_search.h) for each 8 rows, rare, if the first kCandidates do not
+//   contain what is kept;
+// - 1 all-gather with these, or when min-p alone keeps more than the candidates.
 //
 // One thread (and its pool). Bind allocates, Sample does not.
 #pragma once
@@ -20,6 +21,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -38,6 +40,9 @@ namespace bitshard {
 struct SampleRow {
   SampleParams params;
   uint64_t position = 0;  // absolute position of the token that is drawn
+  // Nothing is drawn: this token is the output, with its log-probability and the alternatives. The
+  // other params do not count then.
+  std::optional<uint32_t> target = {};  // below vocab_size
 };
 
 struct SampleOutput {
@@ -50,7 +55,7 @@ struct SampleOutput {
   // nothing else is set.
   bool non_finite = false;
   uint32_t token = kNoToken;
-  float logprob = 0;  // with want_logprob or top_logprobs
+  float logprob = 0;  // with want_logprob, top_logprobs or a target
   // By logit descending, id ascending; params.top_logprobs of them, fewer if the vocabulary has
   // fewer.
   int n_top = 0;
@@ -109,7 +114,7 @@ class Sampler {
     size_t above_floor;                 // how many of them min-p keeps
     bool all_merged;                    // there is no other token
     int64_t raw_sum, mass;
-    int64_t target;
+    int64_t target;  // of mass
     Kept kept;
     Draw winner;
   };
@@ -148,7 +153,7 @@ class Sampler {
   std::vector<uint64_t> mine_;     // headers, then candidates
   std::vector<uint64_t> all_;      // [world] of these
   std::vector<uint64_t> merged_;   // [row][kMerged]
-  std::vector<int64_t> sums_;      // [row][raw sum, mass]
+  std::vector<int64_t> sums_;      // [row][raw sum, mass, bits of the target's logit]
   std::vector<SearchTask> tasks_;
   std::vector<Draw> my_draws_, all_draws_;
 };

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +35,17 @@ struct WorkerBackend {
                                                             const std::atomic<bool>& stop)>
       join;  // soon over once another thread sets `stop`
   std::function<absl::Status(Collective& collective)> self_test;
+  // On the control thread and the step thread; may be empty.
+  std::function<internal::MemoryReport()> measure_memory;
+
+  // A bind to any fallback kernel is an error, whatever the coordinator says.
+  bool require_fast_kernels = false;
+  // For the kernel report.
+  std::vector<internal::ProbeFigure> probe;
+  // When the process started, and what main has measured of its bring-up: process_start_us and
+  // kernel_probe_us.
+  std::chrono::steady_clock::time_point process_start = std::chrono::steady_clock::now();
+  internal::BringUp bring_up;
 };
 
 }  // namespace bitshard

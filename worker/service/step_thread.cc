@@ -17,6 +17,22 @@ namespace {
 // The bar of a person watching moves often enough.
 constexpr absl::Duration kProgressPeriod = absl::Milliseconds(100);
 
+// Names the first node that runs on a fallback.
+absl::Status RefuseFallbacks(const std::vector<internal::KernelChoice>& kernels, uint32_t rank) {
+  for (const internal::KernelChoice& choice : kernels) {
+    if (!choice.fallback()) continue;
+    std::string why;
+    for (const internal::RefusedChoice& refused : choice.refused())
+      absl::StrAppend(&why, "; ", refused.kernel(), ": ", refused.reason());
+    return absl::UnimplementedError(
+        absl::StrCat("--require-kernels=fast: rank ", rank, ": ", choice.first_node(), " (",
+                     choice.op(), choice.format().empty() ? "" : " ", choice.format(), ", ",
+                     choice.nodes(), choice.nodes() == 1 ? " node" : " nodes",
+                     ") would run on the fallback ", choice.kernel(), why));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 StepThread::StepThread(WorkerBackend backend, uint64_t memory_bytes, SendFn send,
@@ -25,6 +41,8 @@ StepThread::StepThread(WorkerBackend backend, uint64_t memory_bytes, SendFn send
       memory_bytes_(memory_bytes),
       send_(std::move(send)),
       metrics_(metrics),
+      mark_(backend_.process_start),
+      bring_up_(backend_.bring_up),
       thread_([this] { Loop(); }) {}
 
 StepThread::~StepThread() {
@@ -124,8 +142,31 @@ bool StepThread::WatchCollective(Collective* collective) {
   return false;
 }
 
+uint64_t StepThread::MarkUs() {
+  const auto now = std::chrono::steady_clock::now();
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(now - mark_).count();
+  mark_ = now;
+  return us > 0 ? static_cast<uint64_t>(us) : 0;
+}
+
+void StepThread::LogBringUp() const {
+  const internal::BringUp& t = bring_up_;
+  const auto ms = [](uint64_t us) { return static_cast<double>(us) / 1000; };
+  LogInfo(
+      "worker: ready rank={} process_start_ms={:.1f} of_it_kernel_probe_ms={:.1f} "
+      "registration_ms={:.1f} load_ms={:.1f} of_it_read_ms={:.1f} of_it_pack_ms={:.1f} "
+      "bind_ms={:.1f} join_ms={:.1f} self_test_ms={:.1f} kv_cache_ms={:.1f} total_ms={:.1f}",
+      rank_, ms(t.process_start_us()), ms(t.kernel_probe_us()), ms(t.registration_us()),
+      ms(t.load_us()), ms(t.read_us()), ms(t.pack_us()), ms(t.bind_us()), ms(t.join_us()),
+      ms(t.self_test_us()), ms(t.kv_cache_us()), ms(t.total_us()));
+}
+
 void StepThread::DoAssign(uint64_t session, const internal::Assign& assign) {
   LeaveEpoch();
+  // Of a later bring-up process start and registration are those of the first.
+  const uint64_t before = MarkUs();
+  if (bring_up_.registration_us() == 0)
+    bring_up_.set_registration_us(before - std::min(before, bring_up_.process_start_us()));
   internal::Loaded loaded;
   const absl::Status status = LoadAndBind(session, assign, loaded);
   if (!status.ok()) {
@@ -176,6 +217,9 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
     };
     ASSIGN_OR_RETURN(weights_, backend_.load(plan, progress));
     const absl::Duration took = absl::Now() - begin;
+    bring_up_.set_load_us(MarkUs());
+    bring_up_.set_read_us(weights_->read_us);
+    bring_up_.set_pack_us(weights_->pack_us);
     LogInfo("worker: weights loaded rank={} read_bytes={} arena_bytes={} seconds={:.2f}",
             plan.rank(), weights_->read_bytes, weights_->arena_bytes, absl::ToDoubleSeconds(took));
     if (metrics_ != nullptr) {
@@ -197,6 +241,11 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
   world_ = plan.world();
   term_ = assign.term();
 
+  std::vector<internal::KernelChoice> kernels = bound_->Kernels();
+  if (backend_.require_fast_kernels || assign.numerics().require_fast_kernels())
+    RETURN_IF_ERROR(RefuseFallbacks(kernels, rank_));
+  bring_up_.set_bind_us(MarkUs());
+
   const uint64_t taken = weights_->arena_bytes + bound_->WorkspaceBytes();
   const uint64_t left = memory_bytes_ > taken ? memory_bytes_ - taken : 0;
   // A rank without attention heads needs no cache memory: it takes as many blocks as the others.
@@ -209,9 +258,12 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
                      " bytes; raise --memory, use more workers or a smaller model"));
   }
   loaded.set_weight_bytes(weights_->arena_bytes);
+  loaded.set_vector_bytes(weights_->vector_bytes);
+  loaded.set_padding_bytes(weights_->padding_bytes);
   loaded.set_read_bytes(reuse ? 0 : weights_->read_bytes);
   loaded.set_max_cache_blocks(blocks);
-  for (std::string& line : bound_->DescribeKernels()) loaded.add_kernels(std::move(line));
+  for (internal::KernelChoice& choice : kernels) *loaded.add_kernels() = std::move(choice);
+  for (const internal::ProbeFigure& figure : backend_.probe) *loaded.add_probe() = figure;
   return absl::OkStatus();
 }
 
@@ -230,6 +282,7 @@ void StepThread::DoJoin(uint64_t session, const internal::JoinCommunicator& join
     Fail(session, epoch_, collective.status());
     return;
   }
+  bring_up_.set_join_us(MarkUs());
   joined_ = *std::move(collective);
   if (!WatchCollective(joined_.get())) return;  // DoEnd comes next
   const absl::Status tested = backend_.self_test(*joined_);
@@ -237,6 +290,7 @@ void StepThread::DoJoin(uint64_t session, const internal::JoinCommunicator& join
     Fail(session, epoch_, tested);
     return;
   }
+  bring_up_.set_self_test_us(MarkUs());
   epoch_state_ = EpochState::kJoined;
   internal::WorkerMessage message;
   message.mutable_joined()->set_epoch(epoch_);
@@ -269,7 +323,21 @@ void StepThread::DoAllocate(uint64_t session, const internal::AllocateCache& all
           allocate.blocks());
   internal::WorkerMessage message;
   message.mutable_ready()->set_epoch(epoch_);
+  bring_up_.set_kv_cache_us(MarkUs());
+  if (bring_up_.total_us() == 0) {  // a later epoch's waits are not part of the first bring-up
+    const auto total = mark_ - backend_.process_start;
+    bring_up_.set_total_us(static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::microseconds>(total).count()));
+    LogBringUp();
+    first_bring_up_ = bring_up_;
+  }
+  *message.mutable_ready()->mutable_bring_up() = first_bring_up_;
   send_(session, std::move(message));
+  if (backend_.measure_memory) {
+    internal::WorkerMessage memory;
+    *memory.mutable_memory_report() = backend_.measure_memory();
+    send_(session, std::move(memory));
+  }
 }
 
 void StepThread::DoRun(uint64_t session, const internal::StepPlan& plan) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -79,6 +80,9 @@ class StepThread {
   void DoAllocate(uint64_t session, const internal::AllocateCache& allocate);
   void DoRun(uint64_t session, const internal::StepPlan& plan);
   void DoEnd(uint64_t session, const EndTask& end);
+  // Time since the last mark, in microseconds; the first one is the process's start.
+  uint64_t MarkUs();
+  void LogBringUp() const;
   void LeaveEpoch();  // drops communicator and cache
   void Fail(uint64_t session, uint64_t epoch, const absl::Status& status);
 
@@ -106,6 +110,9 @@ class StepThread {
   EpochState epoch_state_ = EpochState::kNone;
   uint64_t epoch_ = 0;
   std::unique_ptr<Collective> joined_;
+  std::chrono::steady_clock::time_point mark_;
+  internal::BringUp bring_up_;        // of the last bring-up, as far as it has come
+  internal::BringUp first_bring_up_;  // what is told
 
   std::thread thread_;  // last: starts when everything else is there
 };

@@ -40,6 +40,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& target,
 
 WorkerService::WorkerService(Options options, WorkerBackend backend, WorkerMetrics* metrics)
     : options_(std::move(options)),
+      measure_memory_(backend.measure_memory),
       last_heard_ns_(MonotonicNanos()),
       step_thread_(
           std::move(backend), options_.registration.memory_bytes(),
@@ -138,6 +139,8 @@ WorkerService::Verdict WorkerService::ServeOneStream() {
   const int64_t silence_ns = absl::ToInt64Nanoseconds(options_.silence_limit);
   Verdict verdict = Verdict::kGoOn;
   int64_t beat_ns = begin_ns + period_ns;
+  const int64_t memory_period_ns = absl::ToInt64Nanoseconds(options_.memory_period);
+  int64_t memory_ns = begin_ns + memory_period_ns;
   while (verdict == Verdict::kGoOn) {
     if (std::optional<Event> event = NextEvent(absl::Nanoseconds(beat_ns - MonotonicNanos()))) {
       verdict = Handle(*std::move(event));
@@ -146,6 +149,10 @@ WorkerService::Verdict WorkerService::ServeOneStream() {
     if (verdict != Verdict::kGoOn || now_ns < beat_ns) continue;
     SendHeartbeat();
     beat_ns = now_ns + period_ns;
+    if (now_ns >= memory_ns) {
+      SendMemoryReport();
+      memory_ns = now_ns + memory_period_ns;
+    }
     if (now_ns - std::max<int64_t>(begin_ns, last_heard_ns_) >= silence_ns) {
       LogWarning("worker: coordinator={} silent for {}: dialling again", options_.coordinator,
                  absl::FormatDuration(options_.silence_limit));
@@ -269,6 +276,14 @@ void WorkerService::SendHeartbeat() {
   internal::Heartbeat& heartbeat = *message.mutable_heartbeat();
   heartbeat.set_term(term_);
   step_thread_.FillHeartbeat(heartbeat);
+  absl::MutexLock lock(&stream_mu_);
+  stream_->Send(std::move(message));
+}
+
+void WorkerService::SendMemoryReport() {
+  if (!measure_memory_ || epoch_ == 0) return;
+  internal::WorkerMessage message;
+  *message.mutable_memory_report() = measure_memory_();
   absl::MutexLock lock(&stream_mu_);
   stream_->Send(std::move(message));
 }

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +43,8 @@ class WorkerService {
     absl::Duration max_backoff = absl::Seconds(1);
     // Run gives up when it has heard nothing for so long, over all dials.
     absl::Duration coordinator_timeout = absl::InfiniteDuration();
+    // How often the memory report goes out, once an epoch has begun.
+    absl::Duration memory_period = absl::Seconds(5);
   };
 
   WorkerService(Options options, WorkerBackend backend, WorkerMetrics* metrics);
@@ -76,9 +79,11 @@ class WorkerService {
   void HandleJoin(const internal::JoinCommunicator& join);
   internal::WorkerMessage Registration() const;
   void SendHeartbeat();
+  void SendMemoryReport();
   void SendFailure(const absl::Status& status, uint64_t epoch);
 
   const Options options_;
+  const std::function<internal::MemoryReport()> measure_memory_;  // may be empty
   std::atomic<int64_t> last_heard_ns_;  // on the monotonic clock; written by gRPC's threads too
 
   // The control thread's own.

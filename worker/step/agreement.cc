@@ -20,6 +20,7 @@ void AddSequence(const internal::NewSequence& sequence, StableHash& hash) {
   hash.Add(sequence.n_prompt());
   hash.Add(sequence.cached_tokens());
   hash.Add(Words(sequence.blocks()));
+  hash.Add(sequence.score_from());
   const internal::SamplingParams& sampling = sequence.sampling();
   hash.Add(std::bit_cast<uint32_t>(sampling.temperature()));
   hash.Add(sampling.top_k());

@@ -44,23 +44,59 @@ absl::StatusOr<std::unique_ptr<BoundGraph>> BoundGraph::Bind(
   auto bound = std::unique_ptr<BoundGraph>(new BoundGraph(graph, std::move(weights)));
   ASSIGN_OR_RETURN(bound->context_, BindContext::Create(bound->graph_, bound->weights_->matrices,
                                                         bound->weights_->vectors, options));
-  for (const internal::Node& node : bound->graph_.nodes()) {
-    ASSIGN_OR_RETURN(std::unique_ptr<Op> op, BindOp(node, *bound->context_));
+  for (const NodeGroup& group : bound->context_->groups()) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Op> op, BindGroup(bound->graph_, group, *bound->context_));
     bound->ops_.push_back(std::move(op));
   }
   return bound;
 }
 
-std::vector<std::string> BoundGraph::DescribeKernels() const {
-  std::map<std::string, int> nodes_by_line;
-  for (size_t i = 0; i < ops_.size(); ++i) {
-    const std::string kernel = ops_[i]->Describe();
-    if (kernel.empty()) continue;
-    ++nodes_by_line[absl::StrCat(KindName(graph_.nodes(static_cast<int>(i))), " ", kernel)];
+std::vector<std::string> BoundGraph::OpKinds() const {
+  std::vector<std::string> kinds;
+  for (const NodeGroup& group : context_->groups()) {
+    std::string kind;
+    for (int n = group.first; n < group.first + group.count; ++n) {
+      absl::StrAppend(&kind, kind.empty() ? "" : "+", KindName(graph_.nodes(n)));
+    }
+    kinds.push_back(std::move(kind));
   }
-  std::vector<std::string> lines;
-  for (const auto& [line, nodes] : nodes_by_line) lines.push_back(absl::StrCat(line, " x", nodes));
-  return lines;
+  return kinds;
+}
+
+std::vector<internal::KernelChoice> BoundGraph::Kernels() const {
+  std::vector<internal::KernelChoice> kernels;
+  std::map<std::string, size_t> known;                // by all that is said but nodes and names
+  std::vector<std::pair<int, KernelChoice>> choices;  // by node
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const NodeGroup& group = context_->groups()[i];
+    for (int member = 0; member < group.count; ++member) {
+      for (KernelChoice& choice : ops_[i]->ChoicesOf(member)) {
+        choices.emplace_back(group.first + member, std::move(choice));
+      }
+    }
+  }
+  for (const auto& [index, choice] : choices) {
+    const internal::Node& node = graph_.nodes(index);
+    internal::KernelChoice out;
+    out.set_op(KindName(node));
+    out.set_format(choice.format);
+    out.set_kernel(choice.kernel);
+    out.set_activations(choice.activations);
+    out.set_fallback(IsFallback(choice));
+    for (const RefusedKernel& refused : choice.refused) {
+      internal::RefusedChoice& one = *out.add_refused();
+      one.set_kernel(refused.kernel);
+      one.set_reason(refused.reason);
+    }
+    const auto [entry, is_new] = known.emplace(out.SerializeAsString(), kernels.size());
+    if (is_new) {
+      out.set_first_node(node.name());
+      kernels.push_back(std::move(out));
+    }
+    internal::KernelChoice& kept = kernels[entry->second];
+    kept.set_nodes(kept.nodes() + 1);
+  }
+  return kernels;
 }
 
 }  // namespace bitshard

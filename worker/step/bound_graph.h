@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 
 #include "proto/graph.pb.h"
+#include "proto/worker.pb.h"
 #include "worker/load/loader.h"
 #include "worker/ops/bind_context.h"
 #include "worker/ops/op.h"
@@ -22,10 +23,15 @@ class BoundGraph {
       const internal::ModelGraph& graph, std::shared_ptr<const LoadedWeights> weights,
       const BindContext::Options& options);
 
+  // In the order in which they run; some compute several nodes.
   const std::vector<std::unique_ptr<Op>>& ops() const { return ops_; }
+  // The first node of op i.
+  int first_node(size_t i) const { return context_->groups()[i].first; }
+  // What each op computes: "rms_norm", "linear+linear+linear".
+  std::vector<std::string> OpKinds() const;
   const BindContext& context() const { return *context_; }
-  // One line a distinct (op, weight format, kernel), with the number of nodes.
-  std::vector<std::string> DescribeKernels() const;
+  // One a distinct choice, in the order of their first nodes.
+  std::vector<internal::KernelChoice> Kernels() const;
 
  private:
   BoundGraph(const internal::ModelGraph& graph, std::shared_ptr<const LoadedWeights> weights)

@@ -130,6 +130,9 @@ absl::Status SlotTable::CheckNewSequence(const internal::NewSequence& sequence) 
       return wrong(absl::StrCat("block ", block, " of a cache of ", cache_blocks_));
     }
   }
+  if (sequence.score_from() > tokens) {
+    return wrong(absl::StrCat("scores from token ", sequence.score_from(), " of ", tokens));
+  }
   const absl::StatusOr<SampleParams> sampling = SampleParamsOf(sequence.sampling());
   if (!sampling.ok()) return wrong(std::string(sampling.status().message()));
   return absl::OkStatus();
@@ -211,6 +214,7 @@ void SlotTable::Apply(const internal::StepPlan& plan) {
     slot.poisoned = false;
     slot.gen = sequence.slot_gen();
     slot.computed = sequence.cached_tokens();
+    slot.score_from = std::max<uint32_t>(1, sequence.score_from());
     slot.tokens.assign(sequence.tokens().begin(), sequence.tokens().end());
     slot.blocks.assign(sequence.blocks().begin(), sequence.blocks().end());
     slot.sampling = *SampleParamsOf(sequence.sampling());  // Check has seen it

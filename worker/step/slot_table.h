@@ -32,6 +32,7 @@ struct Slot {
       false;  // something of this sequence was not finite; stays so until the slot is replaced
   uint32_t gen = 0;
   uint32_t computed = 0;
+  uint32_t score_from = 0;       // the first token that ROW_SCORE rows score, at least 1
   std::vector<int32_t> tokens;   // prompt and sampled tokens, reserved to the context length
   std::vector<uint32_t> blocks;  // reserved to the blocks of the context length
   SampleParams sampling;

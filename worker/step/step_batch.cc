@@ -1,14 +1,18 @@
 #include "worker/step/step_batch.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace bitshard {
 
-StepBatch::StepBatch(const SlotLimits& limits, bool keep_scored) : keep_scored_(keep_scored) {
+StepBatch::StepBatch(const SlotLimits& limits, bool score_last) : score_last_(score_last) {
   tokens_.reserve(limits.max_step_tokens);
   positions_.reserve(limits.max_step_tokens);
   poisoned_.reserve(limits.max_step_tokens);
-  if (keep_scored) scored_.reserve(limits.max_step_tokens);
+  score_runs_.reserve(limits.max_slots);
+  scored_.reserve(limits.max_step_tokens);
+  score_rows_.reserve(limits.max_step_tokens);
+  scores_.resize(limits.max_step_tokens);
   rows_.reserve(limits.max_slots);
   const size_t outputs = std::min(limits.max_slots, limits.max_step_tokens);
   sampled_.reserve(outputs);
@@ -22,7 +26,9 @@ void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
   tokens_.clear();
   positions_.clear();
   rows_.clear();
+  score_runs_.clear();
   scored_.clear();
+  score_rows_.clear();
   sampled_.clear();
   sampled_plan_rows_.clear();
   sample_slots_.clear();
@@ -39,21 +45,39 @@ void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
     tokens_.insert(tokens_.end(), slot.tokens.begin() + begin, slot.tokens.begin() + end);
     for (uint32_t p = begin; p < end; ++p) positions_.push_back(static_cast<int32_t>(p));
 
-    const bool sample = (plan.flags(r) & internal::ROW_SAMPLE) != 0;
-    if (sample) {
+    if ((plan.flags(r) & internal::ROW_SAMPLE) != 0) {
       sampled_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
       sampled_plan_rows_.push_back(r);
       sample_slots_.push_back(plan.slot(r));
-      sample_rows_.push_back({slot.sampling, end});
+      sample_rows_.push_back({.params = slot.sampling, .position = end});
     }
-    if (keep_scored_ && (plan.flags(r) & internal::ROW_SCORE) != 0) {
-      // The last token of a sampling row has its logits anyway.
-      for (uint32_t p = begin; p < end - (sample ? 1 : 0); ++p) {
-        scored_.push_back({plan.slot(r), p, row.first_row + (p - begin)});
-      }
-    }
+    if ((plan.flags(r) & internal::ROW_SCORE) != 0) ListScored(plan, r, slot);
   }
   poisoned_.assign(tokens_.size(), 0);
+}
+
+void StepBatch::ListScored(const internal::StepPlan& plan, int row, const Slot& slot) {
+  const uint32_t begin = plan.start(row), end = begin + plan.n_tokens(row);
+  const uint32_t known = static_cast<uint32_t>(slot.tokens.size());
+  ScoreRun run;
+  run.plan_row = row;
+  run.first = std::max(begin + 1, slot.score_from);
+  run.begin = scored_.size();
+  for (uint32_t p = std::max(begin, slot.score_from - 1); p < end; ++p) {
+    const bool last = p + 1 == known;
+    // The last token of a sampling row has its logits anyway.
+    if (last && (!score_last_ || (plan.flags(row) & internal::ROW_SAMPLE) != 0)) break;
+    scored_.push_back({.slot = plan.slot(row),
+                       .position = p,
+                       .row = rows_[static_cast<size_t>(row)].first_row + (p - begin)});
+    SampleRow score;
+    score.params.top_logprobs = slot.sampling.top_logprobs;
+    score.position = p + 1;
+    if (!last) score.target = static_cast<uint32_t>(slot.tokens[p + 1]);
+    score_rows_.push_back(score);
+  }
+  run.end = scored_.size();
+  score_runs_.push_back(run);
 }
 
 StepState StepBatch::State() {
@@ -66,6 +90,8 @@ StepState StepBatch::State() {
   state.sample_rows = sample_rows_;
   state.samples = absl::MakeSpan(samples_.data(), sampled_.size());
   state.scored = scored_;
+  state.score_rows = score_rows_;
+  state.scores = absl::MakeSpan(scores_.data(), scored_.size());
   state.poisoned = absl::MakeSpan(poisoned_);
   return state;
 }
@@ -99,6 +125,32 @@ void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
     }
     drawn.push_back(out.token());
     drawn.push_back(out.flags());
+  }
+  for (const ScoreRun& run : score_runs_) {
+    WriteScores(plan, slots, run, *result.add_scores(), drawn);
+  }
+}
+
+void StepBatch::WriteScores(const internal::StepPlan& plan, SlotTable& slots, const ScoreRun& run,
+                            internal::StepScores& out, std::vector<uint32_t>& drawn) const {
+  Slot& slot = slots.slot(plan.slot(run.plan_row));
+  out.set_slot(plan.slot(run.plan_row));
+  out.set_slot_gen(plan.slot_gen(run.plan_row));
+  out.set_first(run.first);
+  for (size_t i = run.begin; i < run.end; ++i) slot.poisoned |= scores_[i].non_finite;
+  if (slot.poisoned) out.set_flags(internal::OUTPUT_NON_FINITE);
+  drawn.push_back(out.flags());
+  if (slot.poisoned) return;
+  for (size_t i = run.begin; i < run.end; ++i) {
+    if (!score_rows_[i].target.has_value()) continue;
+    const SampleOutput& score = scores_[i];
+    out.add_logprob(score.logprob);
+    drawn.push_back(std::bit_cast<uint32_t>(score.logprob));
+    for (int t = 0; t < score.n_top; ++t) {
+      internal::TokenLogprob& top = *out.add_top();
+      top.set_token(score.top[static_cast<size_t>(t)].token);
+      top.set_logprob(score.top[static_cast<size_t>(t)].logprob);
+    }
   }
 }
 

@@ -15,8 +15,9 @@ namespace bitshard {
 
 class StepBatch {
  public:
-  // `keep_scored`: list the tokens of ROW_SCORE rows (somebody listens to their logits).
-  StepBatch(const SlotLimits& limits, bool keep_scored);
+  // `score_last`: list also those tokens of ROW_SCORE rows after which nothing is known (somebody
+  // listens to their logits).
+  StepBatch(const SlotLimits& limits, bool score_last);
 
   // REQUIRES: the plan has been applied to `slots`.
   void Fill(const internal::StepPlan& plan, const SlotTable& slots);
@@ -25,20 +26,33 @@ class StepBatch {
   StepState State();
 
   // Spreads poison to the sequences, appends the sampled tokens to their histories and writes them
-  // to `result`. `drawn` (out): token and flags of every output, in the order of the rows, for the
-  // ranks to compare.
+  // and the scores to `result`. `drawn` (out): token and flags of every output, then flags and
+  // log-probabilities of every score, in the order of the rows, for the ranks to compare.
   void Finish(const internal::StepPlan& plan, SlotTable& slots, internal::StepResult& result,
               std::vector<uint32_t>& drawn) const;
 
  private:
+  // A ROW_SCORE row: its place in the plan, and its part of scored_.
+  struct ScoreRun {
+    int plan_row = 0;
+    uint32_t first = 0;  // the first scored token's place in the sequence
+    size_t begin = 0, end = 0;
+  };
+
+  void ListScored(const internal::StepPlan& plan, int row, const Slot& slot);
   void Write(const SampleOutput& sample, const SampleParams& params,
              internal::StepOutput& out) const;
+  void WriteScores(const internal::StepPlan& plan, SlotTable& slots, const ScoreRun& run,
+                   internal::StepScores& out, std::vector<uint32_t>& drawn) const;
 
-  const bool keep_scored_;
+  const bool score_last_;
   std::vector<int32_t> tokens_, positions_;
   std::vector<uint8_t> poisoned_;   // as tokens_
   std::vector<AttentionRow> rows_;  // as the plan's rows
+  std::vector<ScoreRun> score_runs_;
   std::vector<ScoredToken> scored_;
+  std::vector<SampleRow> score_rows_;   // as scored_
+  std::vector<SampleOutput> scores_;    // as scored_, and more
   std::vector<int32_t> sampled_;        // places among tokens_
   std::vector<int> sampled_plan_rows_;  // as sampled_
   std::vector<uint32_t> sample_slots_;  // as sampled_

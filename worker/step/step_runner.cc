@@ -35,8 +35,11 @@ absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
     case NumericsOptions::ACTIVATIONS_F32:
       out.activations = ActivationMode::kF32;
       break;
+    case NumericsOptions::ACTIVATIONS_A8:
+      out.activations = ActivationMode::kA8;
+      break;
     default:
-      return absl::UnimplementedError("numerics: activations must be a16 or f32");
+      return absl::UnimplementedError("numerics: activations must be a16, a8 or f32");
   }
   switch (numerics.kv_cache_type()) {
     case NumericsOptions::CACHE_TYPE_BF16:
@@ -48,8 +51,15 @@ absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
     case NumericsOptions::CACHE_TYPE_F16:
       out.cache_type = KvType::kF16;
       break;
+    case NumericsOptions::CACHE_TYPE_INT8:
+      out.cache_type = KvType::kInt8;
+      break;
+    case NumericsOptions::CACHE_TYPE_FP8_E4M3:
+      out.cache_type = KvType::kFp8E4m3;
+      break;
     default:
-      return absl::UnimplementedError("numerics: the KV cache type must be bf16, f32 or f16");
+      return absl::UnimplementedError(
+          "numerics: the KV cache type must be bf16, f32, f16, int8 or fp8_e4m3");
   }
   if (numerics.block_tokens() != kKvBlockTokens) {
     return absl::UnimplementedError(
@@ -67,12 +77,14 @@ absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
         absl::StrCat("plan of rank ", plan.rank(), " of ", plan.world()));
   }
   out.isa = options.isa;
+  out.kernel_order = options.kernel_order;
   out.pool = options.pool;
   out.threads = options.pool->threads();
   out.max_step_tokens = numerics.max_step_tokens();
   out.max_outputs = std::min(numerics.max_step_tokens(), numerics.max_slots());
   out.world = plan.world();
   out.logits_tap = options.logits_tap;
+  out.fuse = options.fuse;
   return out;
 }
 
@@ -86,6 +98,12 @@ SlotLimits Limits(const internal::ModelGraph& graph, const NumericsOptions& nume
   return limits;
 }
 
+void PrefetchOp(const Op& op) {
+  constexpr int kLines = 12, kLineBytes = 64;  // most ops are smaller
+  const char* const begin = reinterpret_cast<const char*>(&op);
+  for (int i = 0; i < kLines; ++i) __builtin_prefetch(begin + i * kLineBytes);
+}
+
 class StepRunnerImpl final : public StepRunner {
  public:
   StepRunnerImpl(const internal::RankPlan& plan, std::unique_ptr<BoundGraph> graph,
@@ -95,9 +113,14 @@ class StepRunnerImpl final : public StepRunner {
         pool_(options.pool),
         graph_(std::move(graph)),
         slots_(Limits(plan.graph(), options.numerics)),
-        batch_(slots_.limits(), /*keep_scored=*/options.logits_tap != nullptr),
-        agreement_(static_cast<int>(plan.world())) {
-    drawn_.reserve(2 * options.numerics.max_slots());
+        batch_(slots_.limits(), /*score_last=*/options.logits_tap != nullptr),
+        agreement_(static_cast<int>(plan.world())),
+        profile_(options.profile) {
+    if (profile_ != nullptr) {
+      profile_->kinds = graph_->OpKinds();
+      profile_->op_ns.assign(graph_->ops().size(), 0);
+    }
+    drawn_.reserve(3 * options.numerics.max_slots() + options.numerics.max_step_tokens());
     layers_.resize(graph_->context().cache_layers().size());
   }
 
@@ -137,7 +160,11 @@ class StepRunnerImpl final : public StepRunner {
     progress_.step.store(plan.step(), std::memory_order_relaxed);
     progress_.busy.store(true, std::memory_order_relaxed);
     auto result = std::make_unique<internal::StepResult>();
-    absl::Status status = RunChecked(plan, *result);
+    absl::Status status;
+    {
+      const PinnedCaller pinned(*pool_);
+      status = RunChecked(plan, *result);
+    }
     progress_.busy.store(false, std::memory_order_relaxed);
     if (!status.ok()) {
       broken_ = status;
@@ -163,7 +190,7 @@ class StepRunnerImpl final : public StepRunner {
 
   const StepProgress& progress() const override { return progress_; }
   Collective* collective() override { return collective_.get(); }
-  std::vector<std::string> DescribeKernels() const override { return graph_->DescribeKernels(); }
+  std::vector<internal::KernelChoice> Kernels() const override { return graph_->Kernels(); }
   uint64_t CacheBytesPerBlock() const override {
     return KvCache::BytesPerBlock(graph_->context().cache_layers());
   }
@@ -198,15 +225,26 @@ class StepRunnerImpl final : public StepRunner {
     state.cache_layers = layers_.data();
     state.collective = collective_.get();
     state.pool = pool_;
-    if (state.count() != 0) {
-      const std::vector<std::unique_ptr<Op>>& ops = graph_->ops();
-      for (size_t i = 0; i < ops.size(); ++i) {
-        progress_.op.store(i, std::memory_order_relaxed);
-        RETURN_IF_ERROR(ops[i]->Run(state));
-      }
-    }
+    if (state.count() != 0) RETURN_IF_ERROR(RunOps(state));
     batch_.Finish(plan, slots_, result, drawn_);
     return agreement_.CompareTokens(*collective_, plan, drawn_);
+  }
+
+  absl::Status RunOps(StepState& state) {
+    using Clock = std::chrono::steady_clock;
+    const std::vector<std::unique_ptr<Op>>& ops = graph_->ops();
+    for (size_t i = 0; i < ops.size(); ++i) {
+      // The object of one, then what it points to: weights have driven all of it from the caches.
+      if (i + 2 < ops.size()) PrefetchOp(*ops[i + 2]);
+      if (i + 1 < ops.size()) ops[i + 1]->Prefetch();
+      progress_.op.store(static_cast<uint64_t>(graph_->first_node(i)), std::memory_order_relaxed);
+      const Clock::time_point begin = profile_ == nullptr ? Clock::time_point() : Clock::now();
+      RETURN_IF_ERROR(ops[i]->Run(state));
+      if (profile_ != nullptr) {
+        profile_->op_ns[i] += std::chrono::nanoseconds(Clock::now() - begin).count();
+      }
+    }
+    return absl::OkStatus();
   }
 
   const uint32_t rank_, world_;
@@ -215,7 +253,8 @@ class StepRunnerImpl final : public StepRunner {
   SlotTable slots_;
   StepBatch batch_;
   Agreement agreement_;
-  std::vector<uint32_t> drawn_;  // in the step at hand: tokens and flags
+  StepProfile* const profile_;   // null: nobody asked
+  std::vector<uint32_t> drawn_;  // in the step at hand: tokens, flags, scores
   StepProgress progress_;
 
   // Of the running epoch.

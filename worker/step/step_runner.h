@@ -1,7 +1,7 @@
 // One rank's executor: a bound graph, its weights, its KV cache and its slots. Bind once, then run
 // plans in order.
 //
-// Owned by the step thread; only Abort (of the collective), `progress()` and `Describe` may be
+// Owned by the step thread; only Abort (of the collective), `progress()` and `Kernels` may be
 // called from elsewhere. Nothing is allocated, looked up by name or chosen inside Run.
 #pragma once
 
@@ -26,7 +26,14 @@
 
 namespace bitshard {
 
+class KernelOrder;    // kernels/registry/kernel_probe.h
 class LoadedWeights;  // worker/load/loader.h
+
+// Where the time of steps goes, for benchmarks.
+struct StepProfile {
+  std::vector<std::string> kinds;  // of each op; filled at bind
+  std::vector<int64_t> op_ns;      // so far, of each op
+};
 
 struct StepProgress {
   std::atomic<uint64_t> step{0};  // last step begun
@@ -41,14 +48,17 @@ class StepRunner {
 
   struct Options {
     internal::NumericsOptions numerics;
-    Isa isa = BestIsa();         // forced by tests, also different ones on the ranks of a group
-    ThreadPool* pool = nullptr;  // outlives the runner
+    Isa isa = BestIsa();  // forced by tests, also different ones on the ranks of a group
+    const KernelOrder* kernel_order = nullptr;  // as the probe found it; outlives the runner
+    ThreadPool* pool = nullptr;                 // outlives the runner
     // Most that WorkspaceBytes() may become: what memory is left beside the weights.
     uint64_t max_workspace_bytes = std::numeric_limits<uint64_t>::max();
     // For tests and the harness: called on the step thread with this rank's logits of one output
     // position. [local vocabulary]; vocab_begin is in the graph's lm_head node.
     std::function<void(uint32_t slot, uint32_t position, absl::Span<const float> logits)>
         logits_tap;
+    StepProfile* profile = nullptr;  // outlives the runner
+    bool fuse = true;                // false: every node an op of its own; the bits are the same
   };
 
   // Chooses kernels and buffers, checks every node and shape. UNIMPLEMENTED names a node kind it
@@ -75,8 +85,8 @@ class StepRunner {
 
   virtual const StepProgress& progress() const = 0;
   virtual Collective* collective() = 0;  // of the running epoch, for Abort; null between epochs
-  virtual std::vector<std::string> DescribeKernels()
-      const = 0;  // one line a distinct (op, format, kernel, reason)
+  // One a distinct choice, in the order of their first nodes.
+  virtual std::vector<internal::KernelChoice> Kernels() const = 0;
   virtual uint64_t CacheBytesPerBlock()
       const = 0;                                // all layers; 0 on a rank without attention heads
   virtual uint64_t WorkspaceBytes() const = 0;  // buffers allocated at bind

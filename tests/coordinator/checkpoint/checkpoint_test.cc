@@ -74,7 +74,7 @@ TEST(Checkpoint, ReadsAHuggingFaceFolder) {
   EXPECT_EQ(q->format, "bf16");
   EXPECT_EQ(q->rows, 256);
   EXPECT_EQ(q->cols, 256);
-  EXPECT_EQ(q->bytes, 256 * 256 * 2);
+  EXPECT_EQ(q->bytes(), 256 * 256 * 2);
   EXPECT_EQ(checkpoint->index.files().size(), 1);
   EXPECT_EQ(checkpoint->index.files()[0].size_bytes, 8397400);
   EXPECT_EQ(checkpoint->model_digest().size(), 64);
@@ -112,7 +112,7 @@ TEST(Checkpoint, ReadsAGgufFile) {
 
   const TensorInfo* const head = checkpoint->index.Find("lm_head.weight");
   ASSERT_NE(head, nullptr);
-  EXPECT_EQ(head->source_name, "output.weight");
+  EXPECT_EQ(head->source_name(), "output.weight");
   EXPECT_EQ(head->format, "q8_0");
   EXPECT_EQ(head->rows, 512);
   EXPECT_EQ(head->cols, 128);

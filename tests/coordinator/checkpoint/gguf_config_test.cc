@@ -32,7 +32,8 @@ class GgufConfig : public testing::Test {
   void AddTensor(const std::string& name) {
     if (index_.files().empty()) index_.AddFile({});
     EXPECT_TRUE(
-        index_.Add({.name = name, .source_name = name, .format = "f32", .shape = {8}}).ok());
+        index_.Add({.name = name, .format = "f32", .shape = {8}, .parts = {{.source_name = name}}})
+            .ok());
   }
   void ExpectError(absl::StatusCode code, const std::string& part) {
     const absl::Status status = GgufModelConfig(metadata_, index_).status();

@@ -10,8 +10,8 @@
 
 #include "coordinator/checkpoint/checkpoint.h"
 #include "coordinator/checkpoint/sha256.h"
-#include "kernels/formats/format.h"
 #include "tests/coordinator/checkpoint/temp_files.h"
+#include "tests/support/stored_weight.h"
 #include "tests/support/test_paths.h"
 
 namespace bitshard {
@@ -41,10 +41,7 @@ TEST_P(GgufGolden, DecodesToTheReferencesBits) {
   for (const auto& [name, expected] : golden["weights"].items()) {
     const TensorInfo* const tensor = checkpoint->index.Find(name);
     ASSERT_NE(tensor, nullptr) << name;
-    const auto* const bytes = reinterpret_cast<const uint8_t*>(file.data()) + tensor->offset;
-    std::vector<float> values(tensor->rows * tensor->cols);
-    FindFormat(tensor->format)
-        ->Decode({bytes, tensor->bytes}, tensor->rows, tensor->cols, values.data());
+    std::vector<float> values = DecodeStored(*tensor, {file});
     if (absl::EndsWith(name, "q_proj.weight") || absl::EndsWith(name, "k_proj.weight")) {
       values = UnpermuteHeads(values, tensor->cols, checkpoint->config.head_dim);
     }
@@ -57,7 +54,9 @@ TEST_P(GgufGolden, DecodesToTheReferencesBits) {
   EXPECT_EQ(checked, checkpoint->index.tensors().size());
 }
 
-INSTANTIATE_TEST_SUITE_P(Files, GgufGolden, testing::Values("F16", "Q4_1", "Q8_0"));
+INSTANTIATE_TEST_SUITE_P(Files, GgufGolden,
+                         testing::Values("F16", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K",
+                                         "Q8_0"));
 
 }  // namespace
 }  // namespace bitshard

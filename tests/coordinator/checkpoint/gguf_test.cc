@@ -224,7 +224,7 @@ TEST_F(SplitGguf, AllPartsMakeOneModel) {
     const auto checkpoint = OpenCheckpoint(path);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     EXPECT_EQ(checkpoint->index.files().size(), 2);
-    EXPECT_EQ(checkpoint->index.Find("model.layers.0.input_layernorm.weight")->file, 1);
+    EXPECT_EQ(checkpoint->index.Find("model.layers.0.input_layernorm.weight")->parts[0].file, 1);
   }
 }
 

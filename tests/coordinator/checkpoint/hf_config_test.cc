@@ -130,13 +130,27 @@ TEST(HfConfig, RopeSettingsThatWeDoNotHaveAreRefusedByName) {
               "rope_theta must be above 1");
 }
 
-TEST(HfConfig, QuantizedModelsAreRefusedByMethod) {
-  ExpectError(Config(R"("quantization_config":{"quant_method":"GPTQ"})"),
-              absl::StatusCode::kUnimplemented, "quant_method 'gptq' is not supported");
-  ExpectError(Config(R"("compression_config":{})"), absl::StatusCode::kUnimplemented,
-              "quant_method 'unknown'");
-  ExpectError(Config(R"("text_config":{"quantization_config":{"quant_method":"awq"}})"),
-              absl::StatusCode::kUnimplemented, "quant_method 'awq'");
+TEST(HfConfig, AWindowThatNoLayerHasIsNone) {
+  const auto window = [](const std::string& architecture, const std::string& more) {
+    const auto config =
+        ParseHfConfig(absl::StrCat(R"({"architectures":[")", architecture,
+                                   R"("],"num_hidden_layers":4,"sliding_window":64)", more, "}"),
+                      "c");
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config->sliding_window;
+  };
+  EXPECT_EQ(window("MistralForCausalLM", ""), 64);
+  EXPECT_EQ(window("MistralForCausalLM", R"(,"use_sliding_window":false)"), 0);
+  EXPECT_EQ(window("Qwen2ForCausalLM", ""), 0);
+  EXPECT_EQ(window("Qwen2ForCausalLM", R"(,"use_sliding_window":true)"), 64);
+  EXPECT_EQ(window("Qwen2ForCausalLM", R"(,"use_sliding_window":true,"max_window_layers":3)"), 64);
+  EXPECT_EQ(window("Qwen2ForCausalLM", R"(,"use_sliding_window":true,"max_window_layers":4)"), 0);
+  EXPECT_EQ(window("Qwen2ForCausalLM", R"(,"use_sliding_window":true,"max_window_layers":4,
+      "layer_types":["full_attention","sliding_attention"])"),
+            64);
+  EXPECT_EQ(
+      window("Qwen2ForCausalLM", R"(,"use_sliding_window":true,"layer_types":["full_attention"])"),
+      0);
 }
 
 TEST(HfConfig, SizesThatAreNoneAreRefused) {

@@ -196,7 +196,8 @@ TEST_F(SafetensorsFolder, TheIndexNamesTheFilesAndTheirOffsetsAreAbsolute) {
   EXPECT_EQ(index.files().size(), 2);
   EXPECT_EQ(index.tensors().size(), 3);
   const TensorInfo* const b = index.Find("b");
-  EXPECT_EQ(b->offset + 1, index.files()[b->file].size_bytes);
+  ASSERT_EQ(b->parts.size(), 1);
+  EXPECT_EQ(b->parts[0].offset + 1, index.files()[b->parts[0].file].size_bytes);
 }
 
 TEST_F(SafetensorsFolder, TensorsThatTheIndexDoesNotNameAreIgnored) {

@@ -173,7 +173,29 @@ class AdminTest : public FrontendTest {
                        .total_bytes = 0,
                        .weight_bytes = 100,
                        .read_bytes = 100,
-                       .kernels = {"linear q4_1 cpu/x"}};
+                       .padding_bytes = 10,
+                       .vector_bytes = 7};
+    internal::KernelChoice& choice = group_.ranks[0].kernels.emplace_back();
+    choice.set_op("linear");
+    choice.set_format("int4 group=32");
+    choice.set_kernel("reference/x");
+    choice.set_activations("a16");
+    choice.set_nodes(3);
+    choice.set_first_node("layers.0.q");
+    choice.set_fallback(true);
+    internal::RefusedChoice& refused = *choice.add_refused();
+    refused.set_kernel("cpu/x");
+    refused.set_reason("odd");
+    internal::ProbeFigure& figure = group_.ranks[0].probe.emplace_back();
+    figure.set_kernel("cpu/x");
+    figure.set_gmacs_per_s(12.5);
+    internal::MemoryReport& memory = group_.ranks[0].memory;
+    memory.set_resident_bytes(500);
+    memory.set_weight_resident_bytes(104);
+    memory.set_kv_cache_bytes(4096);
+    memory.set_kv_cache_resident_bytes(96);
+    memory.set_workspace_resident_bytes(50);
+    group_.ranks[0].memory_age = absl::Seconds(1);
     group_.ranks[1].rank = 1;
     group_.spares.push_back({.host = "h", .pid = 10});
     StartServer();
@@ -275,10 +297,26 @@ TEST_F(AdminTest, ReportsLoadAndDrain) {
   EXPECT_EQ(load.load().kv_usage(), 0.5);
   v1::GetKernelReportResponse kernels;
   ASSERT_TRUE(admin_->GetKernelReport(&b, v1::GetKernelReportRequest(), &kernels).ok());
-  EXPECT_EQ(kernels.ranks(0).kernels(0).text(), "linear q4_1 cpu/x");
+  ASSERT_EQ(kernels.ranks_size(), 1);
+  const v1::KernelBinding& binding = kernels.ranks(0).kernels(0);
+  EXPECT_EQ(binding.text(), "linear int4 group=32: reference/x, a fallback (cpu/x: odd) x3");
+  EXPECT_EQ(binding.op(), "linear");
+  EXPECT_EQ(binding.format(), "int4 group=32");
+  EXPECT_EQ(binding.activations(), "a16");
+  EXPECT_EQ(binding.layers(), 3u);
+  EXPECT_EQ(binding.first_layer(), "layers.0.q");
+  EXPECT_EQ(binding.speed(), v1::KERNEL_SPEED_FALLBACK);
+  ASSERT_EQ(binding.refused_size(), 1);
+  EXPECT_EQ(binding.refused(0).reason(), "odd");
+  EXPECT_EQ(kernels.ranks(0).probe(0).gmacs_per_s(), 12.5);
   v1::GetMemoryReportResponse memory;
-  EXPECT_EQ(admin_->GetMemoryReport(&c, v1::GetMemoryReportRequest(), &memory).error_code(),
-            grpc::StatusCode::UNIMPLEMENTED);
+  ASSERT_TRUE(admin_->GetMemoryReport(&c, v1::GetMemoryReportRequest(), &memory).ok());
+  ASSERT_EQ(memory.ranks_size(), 1);
+  EXPECT_EQ(memory.ranks(0).weight_bytes(), 100u);
+  EXPECT_EQ(memory.ranks(0).padding_bytes(), 10u);
+  EXPECT_EQ(memory.ranks(0).kv_cache_bytes(), 4096u);
+  EXPECT_EQ(memory.ranks(0).other_bytes(), 500u - 104 - 96 - 50);
+  EXPECT_EQ(memory.ranks(0).age().seconds(), 1);
   v1::DrainResponse drain;
   ASSERT_TRUE(admin_->Drain(&d, v1::DrainRequest(), &drain).ok());
   EXPECT_EQ(drained_, absl::Seconds(77));

@@ -22,18 +22,24 @@ class IndexMaker {
  private:
   void Add(const std::string& name, const std::string& format, std::vector<uint64_t> shape) {
     const uint64_t rows = shape.size() == 2 ? shape[0] : 1, cols = shape.back();
-    const auto row_bytes = FindFormat(format)->RowBytes(cols);
-    CHECK(row_bytes.has_value()) << name << " " << cols;
+    const WeightFormat* const made = FindFormat(format);
+    CHECK(made != nullptr) << format;
+    std::vector<TensorPart> parts;
+    for (size_t i = 0; i < made->part_count(); ++i) {
+      const auto stored = made->ShapeOfPart(i, rows, cols);
+      CHECK_OK(stored.status());
+      parts.push_back({.source_name = "made." + name,
+                       .file = 0,
+                       .offset = offset_,
+                       .bytes = stored->rows * stored->row_bytes});
+      offset_ += parts.back().bytes;
+    }
     CHECK_OK(index_.Add({.name = name,
-                         .source_name = "made." + name,
                          .format = format,
                          .shape = std::move(shape),
                          .rows = rows,
                          .cols = cols,
-                         .file = 0,
-                         .offset = offset_,
-                         .bytes = rows * *row_bytes}));
-    offset_ += rows * *row_bytes;
+                         .parts = std::move(parts)}));
   }
 
   const std::string format_;

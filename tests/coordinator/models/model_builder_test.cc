@@ -108,14 +108,11 @@ TEST(ModelBuilder, RopeDivisorsAreOneSharedVector) {
   TensorIndex index = MadeLlamaIndex(config, "bf16");
   ASSERT_TRUE(index
                   .Add({.name = "rope_freqs.weight",
-                        .source_name = "rope_freqs.weight",
                         .format = "f32",
                         .shape = {8},
                         .rows = 1,
                         .cols = 8,
-                        .file = 0,
-                        .offset = 0,
-                        .bytes = 32})
+                        .parts = {{.source_name = "rope_freqs.weight", .bytes = 32}}})
                   .ok());
   config.rope.scaling = RopeConfig::Divisors{.tensor = "rope_freqs.weight"};
   const auto graph = BuildModelGraph(config, index);
@@ -135,7 +132,7 @@ TEST(ModelBuilder, UnknownArchitecturesAreRefusedWithTheKnownOnes) {
   config.architecture = "GPT2LMHeadModel";
   ExpectError(config, TensorIndex(), absl::StatusCode::kUnimplemented,
               "architecture 'GPT2LMHeadModel' is not supported; supported are LlamaForCausalLM, "
-              "MistralForCausalLM, llama");
+              "MistralForCausalLM, Qwen2ForCausalLM, llama, qwen2");
 }
 
 TEST(ModelBuilder, MissingSizesAreNamed) {
@@ -166,6 +163,41 @@ TEST(ModelBuilder, WhatLlamaDoesNotHaveIsRefusedAtLoad) {
   ExpectError(config, index, absl::StatusCode::kUnimplemented, "activation 'gelu'");
 }
 
+TEST(ModelBuilder, Qwen2HasABiasOfQKAndVAndOfNothingElse) {
+  ModelConfig config = SmallLlamaConfig();
+  config.attention_bias = true;  // of the tensors that are made; the family does not ask
+  const TensorIndex index = MadeLlamaIndex(config, "bf16");
+  for (const char* architecture : {"Qwen2ForCausalLM", "qwen2"}) {
+    config.architecture = architecture;
+    config.attention_bias = false;
+    const auto graph = BuildModelGraph(config, index);
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    EXPECT_EQ(graph->family(), architecture);
+    int with_bias = 0;
+    for (const Node& node : graph->nodes()) {
+      if (!node.has_linear() || !node.linear().has_bias()) continue;
+      ++with_bias;
+      EXPECT_TRUE(absl::EndsWith(node.name(), "q_proj") || absl::EndsWith(node.name(), "k_proj") ||
+                  absl::EndsWith(node.name(), "v_proj"))
+          << node.name();
+    }
+    EXPECT_EQ(with_bias, 6);
+    ExpectError(config, MadeLlamaIndex(SmallLlamaConfig(), "bf16"),
+                absl::StatusCode::kInvalidArgument,
+                "'model.layers.0.self_attn.q_proj.bias' is missing");
+  }
+  ModelConfig with_output_bias = config;
+  with_output_bias.attention_bias = with_output_bias.attention_output_bias = true;
+  ExpectError(config, MadeLlamaIndex(with_output_bias, "bf16"), absl::StatusCode::kInvalidArgument,
+              "o_proj.bias' but its config says no bias");
+  config.sliding_window = 100;
+  ExpectError(config, index, absl::StatusCode::kUnimplemented, "sliding window of 100");
+  config = SmallLlamaConfig();
+  config.architecture = "qwen2";
+  config.activation = "gelu";
+  ExpectError(config, index, absl::StatusCode::kUnimplemented, "activation 'gelu' of a qwen2");
+}
+
 TEST(ModelBuilder, MissingTensorsAreNamed) {
   const ModelConfig config = SmallLlamaConfig();
   ExpectError(config, Without(config, kUp), absl::StatusCode::kInvalidArgument,
@@ -192,9 +224,9 @@ TEST(ModelBuilder, ShapesMustBeTheConfigs) {
 TEST(ModelBuilder, FormatsThatCannotBeLoadedAreNamedWithThoseThatCan) {
   const ModelConfig config = SmallLlamaConfig();
   TensorInfo other = *MadeLlamaIndex(config, "bf16").Find(kUp);
-  other.format = "q4_k";
+  other.format = "iq4_nl";
   ExpectError(config, Without(config, kUp, &other), absl::StatusCode::kUnimplemented,
-              "weight format 'q4_k' is not supported; supported are bf16, f16, f32, q4_1, q8_0");
+              "weight format 'iq4_nl' is not supported; supported are bf16, f16, f32, ");
 }
 
 TEST(ModelBuilder, BiasesMustBeWhatTheConfigSays) {

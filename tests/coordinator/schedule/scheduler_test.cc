@@ -343,5 +343,121 @@ TEST(Scheduler, EmptyStepIsPlannedOnlyOnRequest) {
   EXPECT_TRUE(scheduler.CommitStep(internal::StepResult()).empty());
 }
 
+// What the workers send back for rows that score: the tokens after each row's own.
+internal::StepResult ScoresOf(const StepSchedule& step) {
+  internal::StepResult result;
+  for (const ScheduledRow& row : step.rows) {
+    if (!row.score) continue;
+    internal::StepScores& scores = *result.add_scores();
+    scores.set_slot(row.slot.slot);
+    scores.set_slot_gen(row.slot.gen);
+    const uint32_t known = static_cast<uint32_t>(row.sequence->tokens.size());
+    const uint32_t first = std::max(row.start + 1, row.sequence->next_score);
+    scores.set_first(first);
+    for (uint32_t t = first; t < std::min(row.start + row.n_tokens + 1, known); ++t)
+      scores.add_logprob(-static_cast<float>(t));
+  }
+  return result;
+}
+
+SequenceSpec ScoreSpec(SequenceId id, uint32_t n_tokens, uint32_t score_from) {
+  SequenceSpec spec = Spec(id, n_tokens, /*max_tokens=*/0);
+  spec.score_from = score_from;
+  return spec;
+}
+
+TEST(SchedulerScores, EveryTokenButTheFirstIsScoredOnceInChunksOfTheBudget) {
+  Scheduler scheduler;
+  scheduler.StartEpoch(Limits(/*blocks=*/10, /*slots=*/4, /*budget=*/8));
+  scheduler.Add(ScoreSpec(1, /*n_tokens=*/19, /*score_from=*/0));
+  std::vector<float> scores;
+  bool last = false;
+  for (const uint32_t n : {8u, 8u, 3u}) {
+    EXPECT_FALSE(last);
+    const StepSchedule step = scheduler.Schedule();
+    ASSERT_EQ(RowsOf(step), (Rows{{1, n}}));
+    EXPECT_TRUE(step.rows[0].score);
+    EXPECT_FALSE(step.rows[0].sample);
+    const auto plan = WriteStepPlan(step, {});
+    EXPECT_EQ(plan->flags(0), static_cast<uint32_t>(internal::ROW_SCORE));
+    if (step.rows[0].enters) {
+      EXPECT_EQ(plan->new_sequences(0).score_from(), 1u);
+    }
+    const internal::StepResult result = ScoresOf(step);
+    const std::vector<Commit> commits = scheduler.CommitStep(result);
+    ASSERT_EQ(commits.size(), 1u);
+    EXPECT_EQ(commits[0].kind, Commit::Kind::kScores);
+    for (const float score : commits[0].scores->logprob()) scores.push_back(score);
+    last = commits[0].last;
+    EXPECT_TRUE(scheduler.CheckInvariants().ok()) << scheduler.CheckInvariants();
+  }
+  EXPECT_TRUE(last);
+  ASSERT_EQ(scores.size(), 18u);
+  for (size_t i = 0; i < scores.size(); ++i) EXPECT_EQ(scores[i], -static_cast<float>(i + 1));
+  EXPECT_TRUE(scheduler.Schedule().rows.empty()) << "nothing is left to compute";
+}
+
+TEST(SchedulerScores, OneTokenHasNothingToScoreAndStillEnds) {
+  Scheduler scheduler;
+  scheduler.StartEpoch(Limits(/*blocks=*/10, /*slots=*/4, /*budget=*/8));
+  scheduler.Add(ScoreSpec(1, /*n_tokens=*/1, /*score_from=*/0));
+  const internal::StepResult result = ScoresOf(scheduler.Schedule());
+  const std::vector<Commit> commits = scheduler.CommitStep(result);
+  ASSERT_EQ(commits.size(), 1u);
+  EXPECT_EQ(commits[0].kind, Commit::Kind::kScores);
+  EXPECT_TRUE(commits[0].last);
+}
+
+TEST(SchedulerScores, AfterALossScoringGoesOnWhereItsCommitsEnd) {
+  Scheduler scheduler;
+  scheduler.StartEpoch(Limits(/*blocks=*/10, /*slots=*/4, /*budget=*/8));
+  scheduler.Add(ScoreSpec(1, /*n_tokens=*/19, /*score_from=*/3));
+  StepSchedule step = scheduler.Schedule();
+  internal::StepResult result = ScoresOf(step);
+  EXPECT_EQ(result.scores(0).first(), 3u);
+  EXPECT_EQ(result.scores(0).logprob_size(), 6);
+  scheduler.CommitStep(result);
+  scheduler.Schedule();  // its result is lost with the group
+  scheduler.EndEpoch();
+  scheduler.StartEpoch(Limits(/*blocks=*/10, /*slots=*/4, /*budget=*/16));
+  step = scheduler.Schedule();
+  ASSERT_EQ(RowsOf(step), (Rows{{1, 16}}));
+  EXPECT_EQ(WriteStepPlan(step, {})->new_sequences(0).score_from(), 9u);
+  result = ScoresOf(step);
+  EXPECT_EQ(result.scores(0).first(), 9u);
+  const std::vector<Commit> commits = scheduler.CommitStep(result);
+  ASSERT_EQ(commits.size(), 1u);
+  EXPECT_EQ(commits[0].scores->logprob_size(), 8);
+  EXPECT_FALSE(commits[0].last);
+}
+
+TEST(SchedulerScores, ScoresThatDoNotGoOnWhereTheLastEndedAreDropped) {
+  for (const int wrong : {0, 1, 2}) {
+    Scheduler scheduler;
+    scheduler.StartEpoch(Limits(/*blocks=*/10, /*slots=*/4, /*budget=*/8));
+    scheduler.Add(ScoreSpec(1, /*n_tokens=*/19, /*score_from=*/0));
+    internal::StepResult result = ScoresOf(scheduler.Schedule());
+    if (wrong == 0) result.mutable_scores(0)->set_first(2);
+    if (wrong == 1) result.mutable_scores(0)->add_logprob(0);
+    if (wrong == 2) result.clear_scores();
+    const std::vector<Commit> commits = scheduler.CommitStep(result);
+    ASSERT_EQ(commits.size(), 1u) << wrong;
+    EXPECT_EQ(commits[0].kind, Commit::Kind::kMissing) << wrong;
+    EXPECT_EQ(scheduler.stale_outputs(), wrong == 2 ? 0u : 1u);
+  }
+}
+
+TEST(SchedulerScores, NonFiniteScoresAreTheCallersToQuarantine) {
+  Scheduler scheduler;
+  scheduler.StartEpoch(Limits(/*blocks=*/10, /*slots=*/4, /*budget=*/8));
+  scheduler.Add(ScoreSpec(1, /*n_tokens=*/9, /*score_from=*/0));
+  internal::StepResult result = ScoresOf(scheduler.Schedule());
+  result.mutable_scores(0)->clear_logprob();
+  result.mutable_scores(0)->set_flags(internal::OUTPUT_NON_FINITE);
+  const std::vector<Commit> commits = scheduler.CommitStep(result);
+  ASSERT_EQ(commits.size(), 1u);
+  EXPECT_EQ(commits[0].kind, Commit::Kind::kNonFinite);
+}
+
 }  // namespace
 }  // namespace bitshard

@@ -84,6 +84,19 @@ TEST(GoldenPlans, TinyLlamaIsCutAsItWas) {
   Compare("tiny-llama", checkpoint->config, checkpoint->index);
 }
 
+TEST(GoldenPlans, TinyQwen2IsCutAsItWas) {
+  const auto checkpoint = OpenCheckpoint(GoldenModel("tiny-qwen2"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  Compare("tiny-qwen2", checkpoint->config, checkpoint->index);
+}
+
+// Weights of three parts: codes, scales, zero points.
+TEST(GoldenPlans, CompressedTensorsAreCutAsTheyWere) {
+  const auto checkpoint = OpenCheckpoint(GoldenModel("ct-int4-g32-asym"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  Compare("ct-int4-g32-asym", checkpoint->config, checkpoint->index);
+}
+
 TEST(GoldenPlans, SmolLm2ShapedLayersAreCutAsTheyWere) {
   const ModelConfig config = SmolLm2Config(/*layers=*/2);
   Compare("smollm2-2-layers", config, MadeLlamaIndex(config, "q4_1"));

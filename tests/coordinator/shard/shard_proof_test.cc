@@ -15,8 +15,10 @@
 #include "coordinator/models/model_builder.h"
 #include "coordinator/shard/shard.h"
 #include "kernels/formats/format.h"
+#include "tests/coordinator/checkpoint/made_ct.h"
 #include "tests/coordinator/checkpoint/temp_files.h"
 #include "tests/coordinator/shard/made_gguf.h"
+#include "tests/support/stored_weight.h"
 #include "tests/support/test_paths.h"
 
 namespace bitshard {
@@ -42,12 +44,11 @@ Opened Open(const std::string& path) {
   return opened;
 }
 
-// The bytes that a rank reads of one tensor, and how often each byte of the file is read by
-// anybody.
-std::vector<uint8_t> Read(const TensorLoad& load, const std::string& file,
+// The bytes that a rank reads of one part, and how often each byte of the file is read by anybody.
+std::vector<uint8_t> Read(const internal::PartLoad& part, const std::string& file,
                           std::vector<uint8_t>& reads) {
   std::vector<uint8_t> bytes;
-  for (const internal::ByteRange& range : load.ranges()) {
+  for (const internal::ByteRange& range : part.ranges()) {
     for (uint64_t i = 0; i < range.count(); ++i) {
       const uint64_t begin = range.offset() + i * range.stride();
       EXPECT_LE(begin + range.length(), file.size());
@@ -59,14 +60,16 @@ std::vector<uint8_t> Read(const TensorLoad& load, const std::string& file,
 }
 
 // The part of the matrix that a rank holds after packing, as kernels will see it.
-std::vector<float> Packed(const WeightFormat& format, const std::vector<uint8_t>& bytes,
-                          uint64_t rows, const ColumnSlice& slice) {
-  PackedMatrixBuilder builder(format.Canonical(rows, slice));
-  const absl::Status status = format.ToCanonical(bytes, 0, rows, slice, builder);
+std::vector<float> Packed(const WeightFormat& format,
+                          const std::vector<std::vector<uint8_t>>& parts, uint64_t source_cols,
+                          const MatrixSlice& slice) {
+  PackedMatrixBuilder builder(format.Canonical(source_cols, slice));
+  const std::vector<absl::Span<const uint8_t>> spans(parts.begin(), parts.end());
+  const absl::Status status = format.ToCanonical(spans, source_cols, slice, 0, builder);
   EXPECT_TRUE(status.ok()) << status;
   const PackedMatrix matrix = std::move(builder).Build();
-  std::vector<float> values(rows * slice.cols());
-  for (uint64_t row = 0; row < rows; ++row) {
+  std::vector<float> values(slice.rows() * slice.cols());
+  for (uint64_t row = 0; row < slice.rows(); ++row) {
     matrix.RowToF32(static_cast<int64_t>(row), values.data() + row * slice.cols());
   }
   return values;
@@ -100,6 +103,10 @@ class Needs {
       return {.rows = {}, .cols = Owners(layer + ".self_attn.q_proj.weight", weight.cols())};
     if (is("k_proj.weight") || is("v_proj.weight"))
       return {.rows = KvOwners(layer, weight.rows()), .cols = {}};
+    if (is("q_proj.bias"))
+      return {.rows = {}, .cols = Owners(layer + ".self_attn.q_proj.weight", weight.cols())};
+    if (is("k_proj.bias") || is("v_proj.bias"))
+      return {.rows = {}, .cols = KvOwners(layer, weight.cols())};
     if (is("gate_proj.weight") || is("up_proj.weight")) {
       return {.rows = Owners(layer + ".mlp.gate_proj.weight", weight.rows()), .cols = {}};
     }
@@ -167,33 +174,112 @@ void ProveCut(const std::vector<RankPlan>& plans, const internal::Weight& weight
   EXPECT_EQ(sum, whole) << weight.name();
 }
 
+// Bytes of a stored part that are read together, and the elements of the weight that they serve.
+struct Unit {
+  uint64_t offset = 0, bytes = 0;  // in the part
+  MatrixSlice serves;
+};
+
+// What of a part serves what, said anew from the formats' descriptions.
+std::vector<Unit> UnitsOf(const std::string& name, size_t part, uint64_t rows, uint64_t cols) {
+  std::vector<Unit> units;
+  if (const BlockFormat* const blocks = FindBlockFormat(name)) {
+    const uint64_t block = blocks->block_elements(), bytes = blocks->block_bytes();
+    for (uint64_t i = 0; i < rows * cols / block; ++i) {
+      const uint64_t row = i * block / cols, col = i * block % cols;
+      units.push_back({i * bytes, bytes, {row, row + 1, col, col + block}});
+    }
+    return units;
+  }
+  // "ct_int<bits> group=<g>|channel scale=<type> ... [padded]"
+  const uint64_t bits = static_cast<uint64_t>(name[6] - '0');
+  const size_t at = name.find("group=");
+  const uint64_t group = at == std::string::npos ? cols : std::stoull(name.substr(at + 6));
+  const uint64_t groups = cols / group;
+  const uint64_t scale_bytes = absl::StrContains(name, "scale=f32") ? 4 : 2;
+  // The codes that word w of a run of `count` holds any bit of.
+  const auto codes_of = [&](uint64_t w, uint64_t count) {
+    if (absl::StrContains(name, "padded"))
+      return std::pair(w * (32 / bits), std::min(count, (w + 1) * (32 / bits)));
+    return std::pair(32 * w / bits, std::min(count, (32 * (w + 1) + bits - 1) / bits));
+  };
+  const auto words_for = [&](uint64_t count) {
+    uint64_t w = 0;
+    while (codes_of(w, count).second < count) ++w;
+    return w + 1;
+  };
+  if (part == 0) {
+    const uint64_t words = words_for(cols);
+    for (uint64_t row = 0; row < rows; ++row) {
+      for (uint64_t w = 0; w < words; ++w) {
+        const auto [begin, end] = codes_of(w, cols);
+        units.push_back({(row * words + w) * 4, 4, {row, row + 1, begin, end}});
+      }
+    }
+  } else if (part == 1) {
+    for (uint64_t i = 0; i < rows * groups; ++i) {
+      const uint64_t row = i / groups, col = i % groups * group;
+      units.push_back({i * scale_bytes, scale_bytes, {row, row + 1, col, col + group}});
+    }
+  } else {
+    for (uint64_t i = 0; i < words_for(rows) * groups; ++i) {
+      const auto [begin, end] = codes_of(i / groups, rows);
+      units.push_back({i * 4, 4, {begin, end, i % groups * group, (i % groups + 1) * group}});
+    }
+  }
+  return units;
+}
+
+// A byte is read by the ranks that need anything it serves; one that straddles a cut by both sides.
+void ProveReaders(const TensorInfo& tensor, const std::vector<RankPlan>& plans, int w,
+                  const std::vector<std::vector<uint8_t>>& reads) {
+  for (size_t p = 0; p < tensor.parts.size(); ++p) {
+    const TensorPart& part = tensor.parts[p];
+    uint64_t bytes = 0;
+    for (const Unit& unit : UnitsOf(tensor.format, p, tensor.rows, tensor.cols)) {
+      int readers = 0;
+      for (const RankPlan& plan : plans) {
+        const TensorLoad& load = plan.load().tensors(w);
+        const MatrixSlice& serves = unit.serves;
+        readers += load.row_begin() < load.row_end() && load.col_begin() < load.col_end() &&
+                   load.row_begin() < serves.row_end && load.row_end() > serves.row_begin &&
+                   load.col_begin() < serves.col_end && load.col_end() > serves.col_begin;
+      }
+      bytes += unit.bytes;
+      const uint8_t* const counts = reads[part.file].data() + part.offset + unit.offset;
+      for (uint64_t i = 0; i < unit.bytes; ++i) {
+        if (counts[i] == readers) continue;
+        FAIL() << part.source_name << " byte " << unit.offset + i << " is read " << int{counts[i]}
+               << " times, not " << readers << " (" << tensor.format << ")";
+      }
+    }
+    ASSERT_EQ(bytes, part.bytes) << part.source_name;
+  }
+}
+
 void ProveTensor(const Opened& opened, const std::vector<RankPlan>& plans, const Needs& needs,
                  int w, std::vector<std::vector<uint8_t>>& reads) {
   const internal::Weight& weight = opened.graph.weights(w);
   const TensorInfo& tensor = *opened.checkpoint.index.Find(weight.name());
   const WeightFormat& format = *FindFormat(weight.format());
-  const std::string& file = opened.files[tensor.file];
-  const auto* stored = reinterpret_cast<const uint8_t*>(file.data()) + tensor.offset;
-  std::vector<float> whole(weight.rows() * weight.cols());
-  format.Decode({stored, tensor.bytes}, weight.rows(), weight.cols(), whole.data());
+  const std::vector<float> whole = DecodeStored(tensor, opened.files);
 
   std::vector<uint8_t> covered(whole.size());  // by how many ranks
   for (const RankPlan& plan : plans) {
     const TensorLoad& load = plan.load().tensors(w);
     ASSERT_EQ(load.weight(), w);
-    ASSERT_EQ(plan.graph().weights(w).rows(), load.row_end() - load.row_begin());
-    ASSERT_EQ(plan.graph().weights(w).cols(), load.col_end() - load.col_begin());
-    const std::vector<uint8_t> bytes = Read(load, file, reads[tensor.file]);
-    const uint64_t rows = load.row_end() - load.row_begin();
-    const ColumnSlice slice{load.col_begin(), load.col_end(), load.read_col_begin(),
-                            load.read_col_end()};
-    if (rows == 0 || slice.cols() == 0) {
-      ASSERT_TRUE(bytes.empty());
-      continue;
+    const MatrixSlice slice{load.row_begin(), load.row_end(), load.col_begin(), load.col_end()};
+    ASSERT_EQ(plan.graph().weights(w).rows(), slice.rows());
+    ASSERT_EQ(plan.graph().weights(w).cols(), slice.cols());
+    std::vector<std::vector<uint8_t>> parts;
+    for (const internal::PartLoad& part : load.parts()) {
+      parts.push_back(Read(part, opened.files[part.file()], reads[part.file()]));
+      ASSERT_TRUE(!slice.empty() || parts.back().empty());
     }
-    const std::vector<float> values = Packed(format, bytes, rows, slice);
-    for (uint64_t r = 0; r < rows; ++r) {
-      const uint64_t at = (load.row_begin() + r) * weight.cols() + slice.begin;
+    if (slice.empty()) continue;
+    const std::vector<float> values = Packed(format, parts, weight.cols(), slice);
+    for (uint64_t r = 0; r < slice.rows(); ++r) {
+      const uint64_t at = (slice.row_begin + r) * weight.cols() + slice.col_begin;
       ASSERT_EQ(std::memcmp(values.data() + r * slice.cols(), whole.data() + at,
                             slice.cols() * sizeof(float)),
                 0)
@@ -210,25 +296,7 @@ void ProveTensor(const Opened& opened, const std::vector<RankPlan>& plans, const
     FAIL() << weight.name() << " [" << row << ", " << col << "] is held by " << int{covered[i]}
            << " ranks, needed by " << needed.At(row, col);
   }
-  // A block is read by the ranks that need any of its values; one that straddles a cut by both
-  // sides.
-  const uint64_t block = format.block_elements();
-  for (uint64_t b = 0; b < covered.size() / block; ++b) {
-    const uint64_t row = b * block / weight.cols(), col = b * block % weight.cols();
-    int readers = 0;
-    for (const RankPlan& plan : plans) {
-      const TensorLoad& load = plan.load().tensors(w);
-      readers += load.row_begin() <= row && row < load.row_end() &&
-                 load.col_begin() < col + block && load.col_end() > col;
-    }
-    const uint8_t* const counts =
-        reads[tensor.file].data() + tensor.offset + b * format.block_bytes();
-    for (uint64_t i = 0; i < format.block_bytes(); ++i) {
-      if (counts[i] == readers) continue;
-      FAIL() << weight.name() << " block " << b << " byte " << i << " is read " << int{counts[i]}
-             << " times, not " << readers;
-    }
-  }
+  ProveReaders(tensor, plans, w, reads);
 }
 
 void Prove(const std::string& path, const std::vector<double>& shares) {
@@ -245,7 +313,7 @@ void Prove(const std::string& path, const std::vector<double>& shares) {
 
   uint64_t weight_bytes = 0, planned = 0, counted = 0;
   for (const internal::Weight& weight : opened.graph.weights()) {
-    weight_bytes += opened.checkpoint.index.Find(weight.name())->bytes;
+    weight_bytes += opened.checkpoint.index.Find(weight.name())->bytes();
   }
   std::printf("%s: %llu weight bytes; read by each of %zu ranks:", opened.checkpoint.name.c_str(),
               static_cast<unsigned long long>(weight_bytes), shares.size());
@@ -278,7 +346,11 @@ TEST_P(ShardProof, TheShardsMakeTheWholeAtUnevenShares) {
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, ShardProof,
                          testing::Values("tiny-llama", "tiny-llama-q", "gguf-F16", "gguf-Q4_1",
-                                         "gguf-Q8_0"),
+                                         "gguf-Q8_0", "ct-int3-g32-g128",
+                                         "ct-int4-embed-lmhead-int8", "ct-int4-g32-asym",
+                                         "ct-int5-g32-g128", "ct-int6-channel", "tiny-qwen2",
+                                         "tiny-qwen2-gguf", "gguf-Q4_0", "gguf-Q4_K_M",
+                                         "gguf-Q5_K_M", "gguf-Q6_K"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = c == '-' ? '_' : c;
@@ -292,6 +364,21 @@ TEST(ShardProof, BlocksThatStraddleACutAreReadByBothSides) {
         WriteFile(TempFolder() + "/straddle" + std::to_string(type) + ".gguf",
                   MadeLlamaGguf({.heads = 4, .kv_heads = 4, .head_dim = 48, .type = type}));
     for (size_t world = 1; world <= 4; ++world) Prove(path, std::vector<double>(world, 1.0));
+  }
+}
+
+// The same for every width and packing of compressed-tensors: the cuts fall inside of words, groups
+// and words of zero points.
+TEST(ShardProof, WordsGroupsAndZeroPointsThatStraddleACutAreReadByBothSides) {
+  for (const std::string format :
+       {"ct_int2 group=32 scale=f16 asym", "ct_int3 channel scale=bf16 asym dense",
+        "ct_int3 group=32 scale=f32 sym padded", "ct_int4 channel scale=f32 asym",
+        "ct_int5 group=32 scale=bf16 asym dense", "ct_int5 group=64 scale=bf16 asym padded",
+        "ct_int6 group=32 scale=f16 asym padded", "ct_int7 group=32 scale=f32 asym dense",
+        "ct_int7 channel scale=bf16 asym padded", "ct_int8 group=64 scale=bf16 asym"}) {
+    const std::string path = WriteMadeCtLlama(TempFolder() + "/" + format, {.format = format});
+    for (size_t world = 1; world <= 4; ++world) Prove(path, std::vector<double>(world, 1.0));
+    Prove(path, {1, 5, 2});
   }
 }
 

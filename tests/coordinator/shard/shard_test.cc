@@ -197,9 +197,10 @@ TEST(Shard, BytesOfALayerFollowTheShares) {
   uint64_t bytes[2] = {0, 0};
   for (size_t r = 0; r < 2; ++r) {
     for (const TensorLoad& load : plans[r].load().tensors()) {
-      if (!absl::StartsWith(load.source_name(), "made.model.layers.0.") || load.ranges_size() == 0)
+      const internal::PartLoad& part = load.parts(0);
+      if (!absl::StartsWith(part.source_name(), "made.model.layers.0.") || part.ranges_size() == 0)
         continue;
-      bytes[r] += load.ranges(0).length() * load.ranges(0).count();
+      bytes[r] += part.ranges(0).length() * part.ranges(0).count();
     }
   }
   const double share = static_cast<double>(bytes[0]) / static_cast<double>(bytes[0] + bytes[1]);
@@ -217,8 +218,8 @@ TEST(Shard, RanksWithoutUnitsOfAMatrixHaveEmptyPartsOfIt) {
     rows += gate.row_end() - gate.row_begin();
     if (gate.row_begin() == gate.row_end()) {
       ++empty;
-      EXPECT_EQ(gate.ranges_size(), 0);
-      EXPECT_EQ(Load(plan, "model.layers.1.mlp.down_proj.weight").ranges_size(), 0);
+      EXPECT_EQ(gate.parts(0).ranges_size(), 0);
+      EXPECT_EQ(Load(plan, "model.layers.1.mlp.down_proj.weight").parts(0).ranges_size(), 0);
     }
   }
   EXPECT_EQ(rows, 320);
@@ -326,7 +327,7 @@ TEST(Shard, ReadBytesIsTheSumOfTheRanges) {
   for (const RankPlan& plan : Plans(SmolLm2Config(1), "q4_1", EvenShares(3))) {
     uint64_t bytes = 0;
     for (const TensorLoad& load : plan.load().tensors()) {
-      for (const internal::ByteRange& range : load.ranges())
+      for (const internal::ByteRange& range : load.parts(0).ranges())
         bytes += range.length() * range.count();
     }
     EXPECT_EQ(plan.load().read_bytes(), bytes);

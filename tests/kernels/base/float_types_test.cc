@@ -96,5 +96,30 @@ TEST(FloatTypes, OverflowAndTinyValuesRoundToTheEnds) {
   EXPECT_EQ(F32ToBf16(-std::numeric_limits<float>::infinity()), 0xff80);
 }
 
+TEST(FloatTypes, E8m0IsAPowerOfTwo) {
+  for (int bits = 0; bits < 255; ++bits)
+    EXPECT_EQ(E8m0ToF32(static_cast<uint8_t>(bits)), std::ldexp(1.0f, bits - 127)) << bits;
+  EXPECT_TRUE(std::isnan(E8m0ToF32(255)));
+}
+
+TEST(FloatTypes, E4m3HasItsValues) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const float value = E4m3ToF32(static_cast<uint8_t>(bits));
+    EXPECT_EQ(std::signbit(value), bits >= 128) << bits;
+    if (bits % 128 == 127) {
+      EXPECT_TRUE(std::isnan(value)) << bits;
+      continue;
+    }
+    const int exponent = bits / 8 % 16, mantissa = bits % 8;
+    const float magnitude = exponent == 0
+                                ? std::ldexp(static_cast<float>(mantissa), -9)
+                                : std::ldexp(8.0f + static_cast<float>(mantissa), exponent - 10);
+    EXPECT_EQ(std::fabs(value), magnitude) << bits;
+  }
+  EXPECT_EQ(E4m3ToF32(0x7e), 448.0f);
+  EXPECT_EQ(E4m3ToF32(0x38), 1.0f);
+  EXPECT_EQ(E4m3ToF32(0x01), 0x1p-9f);
+}
+
 }  // namespace
 }  // namespace bitshard

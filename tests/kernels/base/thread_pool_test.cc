@@ -2,6 +2,7 @@
 // environment is the same everywhere.
 #include "kernels/base/thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -99,6 +100,72 @@ TEST(ThreadPool, PinsToACpuOfTheMaskOnly) {
     EXPECT_FALSE(PinCallingThread(1 << 20));
   });
   other.join();
+}
+
+TEST(ThreadPool, WorksWithoutSpinning) {
+  ThreadPool pool(3, /*cpus=*/{}, /*spin_ns=*/0);
+  std::vector<int64_t> plain(64, 0);
+  for (int round = 0; round < 200; ++round)
+    pool.ParallelFor(64, [&](int64_t chunk, int) { plain[chunk] += 1; });
+  EXPECT_EQ(plain, std::vector<int64_t>(64, 200));
+}
+
+TEST(ThreadPool, CountsRegionsInWhichThreadsMeet) {
+  ThreadPool pool(2), alone(1);
+  for (ThreadPool* p : {&pool, &alone}) {
+    for (int64_t chunks : {0, 1, 2, 100}) p->ParallelFor(chunks, [](int64_t, int) {});
+  }
+  EXPECT_EQ(pool.synchronizations(), 2u);
+  EXPECT_EQ(alone.synchronizations(), 0u);
+}
+
+TEST(Cpus, ByCoreAreThoseOfTheMask) {
+  std::vector<int> cpus = CpusByCore();
+  std::sort(cpus.begin(), cpus.end());
+  EXPECT_EQ(cpus, AffinityCpus());
+}
+
+TEST(Cpus, RanksThatFillTheMaskGetDisjointCpus) {
+  const std::vector<int> all = AffinityCpus();
+  const int count = static_cast<int>(all.size());
+  if (AvailableCpus() < count) GTEST_SKIP() << "a quota grants less than the mask: nobody pins";
+  for (int threads = 1; threads <= count; ++threads) {
+    if (count % threads != 0) continue;
+    const int ranks = count / threads;
+    std::vector<int> taken;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::vector<int> cpus = CpusOfRank(rank, ranks, threads);
+      ASSERT_EQ(static_cast<int>(cpus.size()), threads);
+      taken.insert(taken.end(), cpus.begin(), cpus.end());
+    }
+    std::sort(taken.begin(), taken.end());
+    EXPECT_EQ(taken, all) << ranks << " ranks of " << threads;
+  }
+}
+
+TEST(Cpus, NobodyPinsWhereTheCpusMayNotBeHisAlone) {
+  const int count = static_cast<int>(AffinityCpus().size());
+  EXPECT_TRUE(CpusOfRank(0, 1, count + 1).empty());
+  EXPECT_TRUE(CpusOfRank(0, count + 1, 1).empty());
+  if (count > 1) {
+    EXPECT_TRUE(CpusOfRank(0, 1, 1).empty());
+  }
+  EXPECT_TRUE(CpusOfRank(count, count, 1).empty());  // a rank that does not exist
+}
+
+TEST(PinnedCaller, GivesTheCpusBack) {
+  const std::vector<int> before = AffinityCpus();
+  ThreadPool pinned(1, {before.back()}), unpinned(1);
+  {
+    const PinnedCaller pin(pinned);
+    EXPECT_EQ(AffinityCpus(), std::vector<int>{before.back()});
+  }
+  EXPECT_EQ(AffinityCpus(), before);
+  {
+    const PinnedCaller pin(unpinned);
+    EXPECT_EQ(AffinityCpus(), before);
+  }
+  EXPECT_EQ(AffinityCpus(), before);
 }
 
 }  // namespace

@@ -1,15 +1,18 @@
 // The formats by their definitions: worked blocks, slices, and the canonical form, which holds the
 // same values.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "gtest/gtest.h"
 
 #include "kernels/formats/format.h"
+#include "tests/kernels/formats/random_blocks.h"
 
 namespace bitshard {
 namespace {
@@ -19,46 +22,33 @@ std::vector<uint8_t> FromHex(const std::string& hex) {
   return {bytes.begin(), bytes.end()};
 }
 
-const WeightFormat& Format(const std::string& name) {
-  const WeightFormat* const format = FindFormat(name);
+const BlockFormat& Format(const std::string& name) {
+  const BlockFormat* const format = FindBlockFormat(name);
   EXPECT_NE(format, nullptr) << name;
   return *format;
 }
 
-std::vector<float> Decode(const WeightFormat& format, const std::vector<uint8_t>& bytes,
+std::vector<float> Decode(const BlockFormat& format, const std::vector<uint8_t>& bytes,
                           uint64_t rows, uint64_t cols) {
   std::vector<float> out(rows * cols);
   format.Decode(bytes, rows, cols, out.data());
   return out;
 }
 
-// Random bytes, but scales that a writer could have produced.
-std::vector<uint8_t> RandomMatrix(const WeightFormat& format, uint64_t rows, uint64_t cols,
-                                  uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<uint8_t> bytes(rows * *format.RowBytes(cols));
-  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-  const uint64_t step = format.block_elements() > 1 ? format.block_bytes() : 2;
-  const bool two_scales = format.name() == "q4_1";
-  for (uint64_t i = 0; i + 3 < bytes.size();
-       i += step) {  // keep the top exponent bit of f16 (and f32) clear: finite
-    bytes[i + 1] &= 0xbf;
-    if (two_scales || format.name() == "f32") bytes[i + 3] &= 0xbf;
-  }
-  return bytes;
-}
-
 TEST(Formats, KnowsTheFormatsOfThisBuild) {
   std::vector<std::string> names;
   for (const WeightFormat* format : AllFormats()) names.push_back(format->name());
-  EXPECT_EQ(names, (std::vector<std::string>{"bf16", "f16", "f32", "q4_1", "q8_0"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"bf16", "f16", "f32", "q2_k", "q3_k", "q4_0", "q4_1",
+                                             "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"}));
 }
 
 TEST(Formats, AnUnknownNameIsRefusedWithTheListOfKnownOnes) {
-  const absl::Status status = GetFormat("q4_k").status();
+  const absl::Status status = GetFormat("iq2_xs").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(status.message(),
-            "weight format 'q4_k' is not supported; supported are bf16, f16, f32, q4_1, q8_0");
+  EXPECT_TRUE(absl::StartsWith(
+      status.message(), "weight format 'iq2_xs' is not supported; supported are bf16, f16, f32, "))
+      << status;
+  EXPECT_TRUE(absl::EndsWith(status.message(), ", ct_int2..8 (compressed-tensors)")) << status;
 }
 
 TEST(Formats, Q4_1DecodesTheWorkedBlock) {
@@ -103,61 +93,111 @@ TEST(Formats, ASliceIsWidenedToWholeBlocksAndAnEmptyOneReadsNothing) {
   EXPECT_EQ(Format("bf16").ReadColumns(3, 5).read_cols(), 2);
 }
 
-// Every format, odd sizes, slices inside blocks, packed in runs of rows: the canonical form has the
-// decoded values, all bits.
-TEST(Formats, TheCanonicalFormHoldsTheDecodedValues) {
-  constexpr uint32_t kSeed = 20240;
+// Packs a slice of a whole weight as the loader does: of each part the bytes of the slice, in runs
+// of 16 rows.
+PackedMatrix PackSlice(const BlockFormat& format, const std::vector<uint8_t>& whole, uint64_t cols,
+                       const MatrixSlice& slice) {
+  const uint64_t row_bytes = *format.RowBytes(cols);
+  PackedMatrixBuilder builder(format.Canonical(cols, slice));
+  for (uint64_t row = slice.row_begin; row < slice.row_end; row += kTileRows) {
+    MatrixSlice run = slice;
+    run.row_begin = row;
+    run.row_end = std::min<uint64_t>(row + kTileRows, slice.row_end);
+    const PartSlice part = format.SliceOfPart(0, cols, run);
+    std::vector<uint8_t> read;
+    for (uint64_t r = part.row_begin; r < part.row_end; ++r) {
+      const uint8_t* const stored = whole.data() + r * row_bytes;
+      read.insert(read.end(), stored + part.byte_begin, stored + part.byte_end);
+    }
+    const absl::Span<const uint8_t> bytes(read);
+    const absl::Status status = static_cast<const WeightFormat&>(format).ToCanonical(
+        {&bytes, 1}, cols, run, row - slice.row_begin, builder);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  return std::move(builder).Build();
+}
+
+void ExpectSliceHolds(const BlockFormat& format, const std::vector<uint8_t>& whole,
+                      const std::vector<float>& values, uint64_t cols, const MatrixSlice& slice) {
+  const PackedMatrix matrix = PackSlice(format, whole, cols, slice);
+  std::vector<float> packed(slice.cols() + 1);  // an empty slice is compared too
+  for (uint64_t row = slice.row_begin; row < slice.row_end; ++row) {
+    matrix.RowToF32(static_cast<int64_t>(row - slice.row_begin), packed.data());
+    ASSERT_EQ(std::memcmp(packed.data(), values.data() + row * cols + slice.col_begin,
+                          slice.cols() * sizeof(float)),
+              0)
+        << format.name() << " row " << row << " of " << slice.row_begin << " to " << slice.row_end
+        << ", columns " << slice.col_begin << " to " << slice.col_end;
+  }
+}
+
+std::vector<const BlockFormat*> BlockFormats() {
+  std::vector<const BlockFormat*> all;
   for (const WeightFormat* format : AllFormats()) {
-    for (const uint64_t rows : {1, 16, 37}) {
-      constexpr uint64_t kCols = 192;
-      const std::vector<uint8_t> whole = RandomMatrix(*format, rows, kCols, kSeed + rows);
-      const std::vector<float> values = Decode(*format, whole, rows, kCols);
-      for (const auto& [begin, end] : std::vector<std::pair<uint64_t, uint64_t>>{
-               {0, 192}, {0, 64}, {64, 192}, {48, 96}, {33, 34}, {1, 191}, {40, 56}}) {
-        const ColumnSlice slice = format->ReadColumns(begin, end);
-        const uint64_t row_bytes = *format->RowBytes(kCols),
-                       read_bytes = *format->RowBytes(slice.read_cols());
-        std::vector<uint8_t> read;
-        for (uint64_t row = 0; row < rows; ++row) {
-          const uint8_t* const first =
-              whole.data() + row * row_bytes + *format->RowBytes(slice.read_begin);
-          read.insert(read.end(), first, first + read_bytes);
-        }
-        PackedMatrixBuilder builder(format->Canonical(rows, slice));
-        for (uint64_t row = 0; row < rows; row += kTileRows) {
-          const uint64_t count = std::min<uint64_t>(kTileRows, rows - row);
-          ASSERT_TRUE(
-              format
-                  ->ToCanonical(absl::MakeSpan(read).subspan(row * read_bytes, count * read_bytes),
-                                row, count, slice, builder)
-                  .ok());
-        }
-        const PackedMatrix matrix = std::move(builder).Build();
-        std::vector<float> packed(slice.cols());
-        for (uint64_t row = 0; row < rows; ++row) {
-          matrix.RowToF32(static_cast<int64_t>(row), packed.data());
-          ASSERT_EQ(std::memcmp(packed.data(), values.data() + row * kCols + begin,
-                                packed.size() * sizeof(float)),
-                    0)
-              << format->name() << " row " << row << " of " << rows << ", columns " << begin
-              << " to " << end;
-        }
-      }
+    all.push_back(dynamic_cast<const BlockFormat*>(format));
+    EXPECT_NE(all.back(), nullptr) << format->name();
+  }
+  return all;
+}
+
+// The canonical form has the decoded values, all bits: every format, every cut at a multiple of 16,
+// those inside blocks and super-blocks too, and some that kernels would not take.
+TEST(Formats, ASliceOfColumnsHoldsTheDecodedValues) {
+  constexpr uint64_t kRows = 3, kCols = 768;
+  for (const BlockFormat* format : BlockFormats()) {
+    const std::vector<uint8_t> whole = RandomBlocks(*format, kRows, kCols, 20240);
+    const std::vector<float> values = Decode(*format, whole, kRows, kCols);
+    for (uint64_t begin = 0; begin < kCols; begin += 16) {
+      for (uint64_t end = begin + 16; end <= kCols; end += 16)
+        ExpectSliceHolds(*format, whole, values, kCols, {0, kRows, begin, end});
+    }
+    for (const auto& [begin, end] : std::vector<std::pair<uint64_t, uint64_t>>{
+             {33, 34}, {1, 767}, {40, 56}, {255, 257}, {100, 100}}) {
+      ExpectSliceHolds(*format, whole, values, kCols, {0, kRows, begin, end});
     }
   }
 }
 
+TEST(Formats, ASliceOfRowsHoldsTheDecodedValues) {
+  constexpr uint64_t kRows = 37, kCols = 512;
+  for (const BlockFormat* format : BlockFormats()) {
+    const std::vector<uint8_t> whole = RandomBlocks(*format, kRows, kCols, 20241);
+    const std::vector<float> values = Decode(*format, whole, kRows, kCols);
+    for (uint64_t begin = 0; begin < kRows; begin += 5) {
+      for (uint64_t end = begin; end <= kRows; ++end)
+        ExpectSliceHolds(*format, whole, values, kCols, {begin, end, 208, 496});
+    }
+  }
+}
+
+// Promise 1 of the design, where nothing is padded.
+TEST(Formats, TheCanonicalFormTakesAtMostFivePercentMoreThanTheFile) {
+  constexpr uint64_t kRows = 512, kCols = 2048;
+  for (const BlockFormat* format : BlockFormats()) {
+    const uint64_t stored = *StoredBytes(*format, kRows, kCols);
+    const uint64_t packed = *PackedBytes(
+        static_cast<const WeightFormat*>(format)->Canonical(kCols, {0, kRows, 0, kCols}));
+    EXPECT_GE(packed, stored) << format->name();
+    EXPECT_LE(packed * 20, stored * 21) << format->name();
+  }
+}
+
 TEST(Formats, AScaleThatIsNotFiniteIsDataLoss) {
-  for (const std::string name : {"q4_1", "q8_0"}) {
-    const WeightFormat& format = Format(name);
-    std::vector<uint8_t> bytes = RandomMatrix(format, 2, 64, 1);
-    bytes[3 * format.block_bytes() + 1] = 0x7c;  // row 1, block 1: an infinity or NaN
-    const ColumnSlice slice = format.ReadColumns(0, 64);
-    PackedMatrixBuilder builder(format.Canonical(2, slice));
-    const absl::Status status = format.ToCanonical(bytes, 0, 2, slice, builder);
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_EQ(status.message(),
-              name + ": the scale of row 1, block 1 is not finite; the file is damaged");
+  for (const BlockFormat* format : BlockFormats()) {
+    if (format->block_elements() == 1) continue;
+    const std::vector<uint64_t>& tops = TopBytesOfFloats(format->name());
+    for (size_t i = 0; i < tops.size(); ++i) {
+      // Row 4, block 2 of the weight: an infinity or NaN. The slice begins inside block 1.
+      const uint64_t block = format->block_elements(), cols = 3 * block;
+      std::vector<uint8_t> bytes = RandomBlocks(*format, 1, 2 * block, 1);
+      bytes[format->block_bytes() + tops[i]] |= 0x7c;
+      const ColumnSlice slice = format->ReadColumns(block + 16, cols);
+      PackedMatrixBuilder builder(format->Canonical(5, slice));
+      const absl::Status status = format->ToCanonical(bytes, 4, 1, slice, builder);
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << format->name();
+      EXPECT_EQ(status.message(), format->name() + ": the " + (i == 0 ? "scale" : "minimum") +
+                                      " of row 4, block 2 is not finite; the file is damaged");
+    }
   }
 }
 

@@ -10,10 +10,10 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/math.h"
-#include "kernels/registry/activations.h"
 #include "kernels/registry/elementwise_kernel.h"
 #include "kernels/registry/numerics_digest.h"
 #include "kernels/registry/prepare_kernel.h"
+#include "kernels/registry/reduction.h"
 #include "tests/kernels/random_matrix.h"
 
 namespace bitshard {
@@ -123,63 +123,66 @@ TEST(Elementwise, InPlaceIsAllowed) {
   }
 }
 
-TEST(PreparedActivations, EveryIsaGivesTheSameFixedPoint) {
-  ThreadPool pool(1);
-  for (int64_t cols : {1, 16, 40, 64, 65, 200, 576}) {
-    for (int64_t segment : {int64_t{0}, int64_t{32}, int64_t{64}, int64_t{96}}) {
-      std::vector<float> x = RandomFloats(2 * cols, 9);
-      for (int64_t i = 0; i < 16 && i < cols; ++i) x[i] = 0;
-      x[cols - 1] = 1e-42f;
-      x[cols] = cols > 1 ? 3e38f : 0;
-      PreparedActivations expected, got;
-      expected.Reserve(2, cols, segment);
-      got.Reserve(2, cols, segment);
-      expected.Prepare(x.data(), 2, cols, cols, segment, kFormA16, Isa::kScalar, pool);
-      for (Isa isa : {Isa::kAvx2, Isa::kAvx512Vnni}) {
-        if (!HasIsa(isa)) continue;
-        got.Prepare(x.data(), 2, cols, cols, segment, kFormA16, isa, pool);
-        for (int row = 0; row < 2; ++row) {
-          const size_t runs = (cols + 15) / 16;
-          EXPECT_EQ(std::memcmp(got.q(row), expected.q(row), runs * 32), 0);
-          EXPECT_EQ(std::memcmp(got.hi(row), expected.hi(row), runs * 16), 0);
-          EXPECT_EQ(std::memcmp(got.lo(row), expected.lo(row), runs * 16), 0);
-          EXPECT_EQ(std::memcmp(got.run_sums(row), expected.run_sums(row), runs * 4), 0);
-          EXPECT_EQ(std::memcmp(got.scales(row), expected.scales(row), got.groups() * 4), 0)
-              << IsaName(isa) << " cols=" << cols << " segment=" << segment;
+TEST(Elementwise, SumsOfARowHaveTheBitsOfTheDefinitionOnEveryIsa) {
+  // Ties and near ties of both roundings, to double and to f32, and the ends of the range.
+  constexpr int64_t kOne = 1;
+  const std::vector<int64_t> hard = {0,
+                                     1,
+                                     -1,
+                                     INT64_MAX,
+                                     INT64_MIN,
+                                     INT64_MIN + 1,
+                                     kOne << 62,
+                                     -(kOne << 53) - 1,
+                                     (kOne << 53) + 1,
+                                     (kOne << 53) + 3,
+                                     (kOne << 60) + (kOne << 36),
+                                     (kOne << 60) + 3 * (kOne << 36),
+                                     (kOne << 60) + (kOne << 36) + 1,
+                                     -(kOne << 60) - (kOne << 36) - 1,
+                                     (kOne << 62) + (kOne << 38) + 256,
+                                     0xffffffff,
+                                     -0x100000000,
+                                     0x7fffffff80000000};
+  for (int64_t width : {1, 2, 3, 5, 7, 8, 16, 33, 576}) {
+    std::vector<int64_t> sums;
+    const std::vector<float> values = RandomFloats(width, 3);
+    for (float v : values) sums.push_back(F32ToFixed(v * 1000) + 12345);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (i < hard.size() || i % 3 == 0)
+        sums[i] = hard[(i + static_cast<size_t>(width)) % hard.size()];
+    }
+    const std::vector<float> bias = RandomFloats(width, 4), residual = RandomFloats(width, 5);
+    for (const bool with_bias : {false, true}) {
+      for (const bool with_residual : {false, true}) {
+        std::vector<float> expected;
+        for (int64_t i = 0; i < width; ++i) {
+          float v = FixedToF32(sums[i]);
+          if (with_bias) v = v + bias[i];
+          if (with_residual) v = residual[i] + v;
+          expected.push_back(v);
+        }
+        for (Isa isa : kAllIsas) {
+          if (!HasIsa(isa)) continue;
+          std::vector<float> y = residual;  // in place
+          ChooseRowKernels(isa).sums(sums.data(), with_bias ? bias.data() : nullptr,
+                                     with_residual ? y.data() : nullptr, width, y.data());
+          EXPECT_EQ(std::memcmp(y.data(), expected.data(), width * 4), 0)
+              << IsaName(isa) << " width=" << width << " " << with_bias << with_residual;
         }
       }
     }
   }
 }
 
-TEST(PreparedActivations, QuantizesToWithinHalfAStep) {
-  ThreadPool pool(1);
-  const std::vector<float> x = RandomFloats(128, 4);
-  PreparedActivations prepared;
-  prepared.Reserve(1, 128, 0);
-  prepared.Prepare(x.data(), 1, 128, 128, 0, kFormA16, BestIsa(), pool);
-  for (int k = 0; k < 128; ++k) {
-    const int at = k / 16 * 16 + LaneOfColumn(k % 16);
-    const float s = prepared.scales(0)[k / 64];
-    EXPECT_NEAR(prepared.q(0)[at] * double{s}, x[k], s * 0.501);
-    EXPECT_EQ(prepared.q(0)[at], 256 * prepared.hi(0)[at] + prepared.lo(0)[at]);
-  }
-}
-
-TEST(PreparedActivations, NonFiniteGroupsGetNanScales) {
-  ThreadPool pool(1);
-  for (Isa isa : kAllIsas) {
-    if (!HasIsa(isa)) continue;
-    std::vector<float> x = RandomFloats(192, 4);
-    x[70] = -std::numeric_limits<float>::infinity();
-    x[191] = -std::numeric_limits<float>::quiet_NaN();
-    PreparedActivations prepared;
-    prepared.Reserve(1, 192, 0);
-    prepared.Prepare(x.data(), 1, 192, 192, 0, kFormA16, isa, pool);
-    EXPECT_TRUE(std::isfinite(prepared.scales(0)[0]));
-    EXPECT_TRUE(std::isnan(prepared.scales(0)[1]));
-    EXPECT_TRUE(std::isnan(prepared.scales(0)[2]));
-    EXPECT_EQ(prepared.q(0)[100], 0);
+TEST(Elementwise, EverySetOfInstructionsHasItsOwnKernels) {
+  for (const char* op : {"rms_norm", "gated_act", "sums", "exp"}) {
+    for (Isa isa : {Isa::kAvx2, Isa::kAvx512Vnni}) {
+      if (!HasIsa(isa)) continue;
+      const KernelChoice choice = ElementwiseChoice(op, isa);
+      EXPECT_EQ(choice.isa, isa) << op << " " << choice.kernel;
+      EXPECT_FALSE(IsReference(choice.kernel)) << choice.kernel;
+    }
   }
 }
 
@@ -188,7 +191,7 @@ TEST(PreparedActivations, NonFiniteGroupsGetNanScales) {
 TEST(NumericsDigest, IsTheSameForEveryIsaAndMachine) {
   for (Isa isa : kAllIsas) {
     if (!HasIsa(isa)) continue;
-    EXPECT_EQ(NumericsDigest(isa), "2cdc0fe42a449954151b1ede7abf8d19") << IsaName(isa);
+    EXPECT_EQ(NumericsDigest(isa), "b5f681483d091fe33b1b79ab334d15e6") << IsaName(isa);
   }
 }
 

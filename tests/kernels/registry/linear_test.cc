@@ -1,9 +1,11 @@
-// Every linear kernel on every ISA of this machine against the reference, bit for bit; and the
-// reference against doubles.
+// Every linear kernel of every instruction set of this machine against the reference, bit for bit;
+// and the reference against doubles.
 #include "kernels/registry/linear.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <string>
 #include <vector>
@@ -17,21 +19,8 @@
 namespace bitshard {
 namespace {
 
-struct Shape {
-  uint64_t n, k;
-  int64_t segment_cols;  // 0: whole
-  int offset;            // of the first group
-};
-
-// Tails of n and k, cuts inside a group, segments that fit and do not fit groups of 32 and
-// activation groups of 64, a short last segment; the last two are for the reference alone.
-constexpr Shape kShapes[] = {
-    {16, 64, 0, 0},    {1, 64, 0, 0},     {17, 64, 0, 0},  {48, 576, 0, 0},   {33, 200, 0, 0},
-    {16, 40, 0, 0},    {20, 320, 0, 16},  {16, 1, 0, 0},   {31, 15, 0, 16},   {16, 192, 64, 0},
-    {40, 576, 64, 0},  {24, 200, 64, 0},  {16, 96, 32, 0}, {19, 112, 32, 16}, {16, 288, 96, 0},
-    {16, 250, 96, 16}, {16, 256, 128, 0}, {8, 80, 16, 16}, {16, 72, 24, 0},   {16, 100, 0, 7},
-};
-constexpr int kRows[] = {1, 3, 16, 33};
+constexpr ActivationMode kModes[] = {ActivationMode::kF32, ActivationMode::kA16,
+                                     ActivationMode::kA8};
 
 struct Result {
   std::vector<float> y;
@@ -66,74 +55,122 @@ Result RunBound(const BoundLinear& linear, const std::vector<float>& x, int64_t 
 
 const LinearKernel& Reference(unsigned form) {
   for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
-    if (kernel->form == form && std::string(kernel->name).starts_with("reference/")) return *kernel;
+    if (kernel->form == form && IsReference(kernel->name)) return *kernel;
   }
   std::abort();
 }
 
-std::vector<PackedSpec> Specs(const Shape& s) {
-  std::vector<PackedSpec> specs = {Q4Spec(s.n, s.k, s.offset), Q8Spec(s.n, s.k, s.offset)};
-  for (int bits : {2, 3, 5, 6, 7}) {
-    PackedSpec spec = Q4Spec(s.n, s.k, s.offset);
-    spec.bits = bits;
-    spec.zero_point = bits;
-    specs.push_back(spec);
+// What depends on the machine says what it did not run and why.
+class LinearOnIsa : public testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    if (HasIsa(GetParam())) return;
+    std::string why;
+    for (const std::string& reason : ProbeIsa().reasons) why += reason + "; ";
+    GTEST_SKIP() << "no " << IsaName(GetParam()) << " here: " << why;
   }
-  PackedSpec wide = Q8Spec(s.n, s.k, s.offset);
-  wide.group_size = 128;
-  specs.push_back(wide);
-  PackedSpec narrow = Q4Spec(s.n, s.k, s.offset % 16);
-  narrow.group_size = 16;
-  narrow.zero_point = 8;
-  specs.push_back(narrow);
-  for (auto type : {PackedSpec::Type::kF32, PackedSpec::Type::kF16, PackedSpec::Type::kBf16}) {
-    specs.push_back({.rows = s.n, .cols = s.k, .type = type});
-  }
-  return specs;
-}
+};
+INSTANTIATE_TEST_SUITE_P(Isa, LinearOnIsa, testing::ValuesIn(kAllIsas),
+                         [](const auto& info) { return std::string(IsaName(info.param)); });
 
-std::string Name(const Shape& s, const PackedSpec& spec, int64_t m) {
-  return "m=" + std::to_string(m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) +
-         " segment=" + std::to_string(s.segment_cols) + " offset=" + std::to_string(s.offset) +
-         " " + spec.Describe();
-}
+struct Shape {
+  uint64_t n, k;
+};
+// Tails of rows, columns, runs and tiles; a single segment of 96 that ends in its second tile of 64
+// columns, full or not; the last is more than the kernels unpack at once.
+constexpr Shape kShapes[] = {{16, 64},  {1, 64},   {24, 1},   {31, 15},  {18, 96},  {35, 90},
+                             {19, 112}, {17, 200}, {33, 576}, {40, 320}, {48, 1040}};
+constexpr int kRows[] = {1, 3, 16, 33, 257};
+// 96: cells that begin in the middle of a tile of 64 columns.
+constexpr int64_t kSegments[] = {0, 64, 32, 96};
 
-TEST(Linear, EveryKernelGivesTheBitsOfTheReference) {
-  ThreadPool pool(2);
-  uint32_t seed = 1;
+// One case in `stride` of: shapes x specs x modes x segments x rows of x. Returns how many runs of
+// kernels it compared.
+int CompareWithReference(Isa isa, uint32_t stride) {
+  ThreadPool pool(2), one(1);
+  uint32_t number = 0, seed = 0;
   int compared = 0;
   for (const Shape& s : kShapes) {
-    for (const PackedSpec& spec : Specs(s)) {
-      const PackedMatrix w = RandomMatrix(spec, ++seed);
-      for (ActivationMode mode : {ActivationMode::kF32, ActivationMode::kA16}) {
-        if (mode == ActivationMode::kA16 && spec.type != PackedSpec::Type::kInt) continue;
-        const unsigned form = FormOf(spec, mode);
-        for (int m : kRows) {
-          if (m > 3 && spec.bits != 4 && spec.bits != 8 && spec.type == PackedSpec::Type::kInt)
-            continue;
-          const std::vector<float> x = RandomFloats(m * s.k, ++seed);
-          const auto reference = BoundLinear::BindTo(Reference(form), w, mode, s.segment_cols, 100);
-          ASSERT_TRUE(reference.ok()) << reference.status();
-          const Result expected = RunBound(*reference, x, m, s.segment_cols, Isa::kScalar, pool);
-          for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
-            if (kernel->form != form || !HasIsa(kernel->isa)) continue;
-            const auto bound = BoundLinear::BindTo(*kernel, w, mode, s.segment_cols, 100);
-            if (!bound.ok()) continue;
-            ++compared;
-            ASSERT_TRUE(RunBound(*bound, x, m, s.segment_cols, kernel->isa, pool) == expected)
-                << kernel->name << " " << Name(s, spec, m) << " seed=" << seed;
+    const std::vector<float> x = RandomFloats(kRows[4] * s.k, ++seed);
+    for (const NamedSpec& named : AllSpecs(s.n, s.k)) {
+      const PackedMatrix w = RandomMatrix(named.spec, ++seed);
+      for (const ActivationMode mode : kModes) {
+        const unsigned form = FormOf(named.spec, mode);
+        if (form == kFormF32 && mode != ActivationMode::kF32) continue;
+        for (const int64_t segment : kSegments) {
+          for (const int m : kRows) {
+            // Scattered, so that every value of every side meets every value of the others.
+            if (((number++ * 2654435761u) >> 8) % stride != 0) continue;
+            const auto reference = BoundLinear::BindTo(Reference(form), w, mode, segment, 100);
+            if (!reference.ok()) {
+              ADD_FAILURE() << reference.status();
+              return compared;
+            }
+            const Result expected = RunBound(*reference, x, m, segment, Isa::kScalar, one);
+            bool served = false;
+            for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
+              if (kernel->form != form || kernel->isa != isa || IsReference(kernel->name)) continue;
+              const auto bound = BoundLinear::BindTo(*kernel, w, mode, segment, 100);
+              if (!bound.ok()) continue;
+              served = true;
+              ++compared;
+              if (RunBound(*bound, x, m, segment, isa, pool) == expected) continue;
+              ADD_FAILURE() << kernel->name << " m=" << m << " n=" << s.n << " k=" << s.k
+                            << " segment=" << segment << " " << named.name << " seed=" << seed;
+              return compared;
+            }
+            EXPECT_TRUE(served) << "no kernel of " << IsaName(isa) << " takes " << named.name
+                                << " segment=" << segment << " in form " << form;
           }
         }
       }
     }
   }
-  EXPECT_GT(compared, 1000);
+  return compared;
+}
+
+TEST_P(LinearOnIsa, EveryKernelGivesTheBitsOfTheReference) {
+  EXPECT_GT(CompareWithReference(GetParam(), 48), 800);
+}
+
+// All of it: minutes. Run with --gtest_also_run_disabled_tests.
+TEST_P(LinearOnIsa, DISABLED_EveryKernelGivesTheBitsOfTheReferenceInEveryCase) {
+  const int compared = CompareWithReference(GetParam(), 1);
+  EXPECT_GT(compared, 20000);
+  std::printf("%d runs compared\n", compared);
+}
+
+// A rank may own a single segment: a head of 80 or 96 columns, or the shorter last one.
+TEST_P(LinearOnIsa, OneSegmentOfNoWholeTilesGivesTheBitsOfTheReference) {
+  ThreadPool pool(1);
+  const Isa isa = GetParam();
+  struct Case {
+    uint64_t k;
+    int64_t segment;
+  };
+  for (const Case& c : {Case{80, 80}, {96, 96}, {90, 96}, {112, 112}, {390, 400}}) {
+    const std::vector<float> x = RandomFloats(7 * c.k, 15);
+    for (const PackedSpec& spec : {Q4Spec(17, c.k), Q8Spec(17, c.k), IntSpec(17, c.k, {3, 0})}) {
+      const PackedMatrix w = RandomMatrix(spec, 16);
+      for (const ActivationMode mode : kModes) {
+        const auto reference =
+            BoundLinear::BindTo(Reference(FormOf(spec, mode)), w, mode, c.segment, 9);
+        const auto linear = BoundLinear::Bind(w, mode, c.segment, 9, isa);
+        for (const int64_t m : {1, 2, 4, 7}) {
+          EXPECT_TRUE(RunBound(*linear, x, m, c.segment, isa, pool) ==
+                      RunBound(*reference, x, m, c.segment, Isa::kScalar, pool))
+              << linear->kernel() << " m=" << m << " k=" << c.k << " " << spec.Describe();
+        }
+      }
+    }
+  }
 }
 
 TEST(Linear, F32IsNearTheExactSum) {
   ThreadPool pool(1);
-  const Shape s{24, 576, 0, 0};
-  for (const PackedSpec& spec : Specs(s)) {
+  const Shape s{24, 576};
+  for (const NamedSpec& named : AllSpecs(s.n, s.k)) {
+    const PackedSpec& spec = named.spec;
     const PackedMatrix w = RandomMatrix(spec, 7);
     const std::vector<float> x = RandomFloats(s.k, 8);
     const auto linear = BoundLinear::Bind(w, ActivationMode::kF32, 0, 0, BestIsa());
@@ -149,133 +186,177 @@ TEST(Linear, F32IsNearTheExactSum) {
       }
       // 36 fma in a lane and 4 additions of the tree, each half an ulp of a partial sum.
       EXPECT_NEAR(got.y[n], exact, magnitude * (s.k / 16 + 4) * 0x1p-24)
-          << spec.Describe() << " row " << n;
+          << named.name << " row " << n;
     }
   }
 }
 
-TEST(Linear, A16IsNearTheExactSum) {
+TEST(Linear, IntegerModesAreNearTheExactSum) {
   ThreadPool pool(1);
-  const Shape s{24, 576, 0, 0};
-  for (const PackedSpec& spec : {Q4Spec(s.n, s.k), Q8Spec(s.n, s.k)}) {
-    const PackedMatrix w = RandomMatrix(spec, 9);
-    const std::vector<float> x = RandomFloats(s.k, 10);
-    const auto linear = BoundLinear::Bind(w, ActivationMode::kA16, 0, 0, BestIsa());
-    ASSERT_TRUE(linear.ok());
-    const Result got = RunBound(*linear, x, 1, 0, BestIsa(), pool);
-    std::vector<float> row(s.k);
-    for (uint64_t n = 0; n < s.n; ++n) {
-      w.RowToF32(n, row.data());
-      double exact = 0, bound = 0;
-      for (uint64_t k = 0; k < s.k; ++k) {
-        float amax = 0;
-        for (uint64_t i = k / 64 * 64; i < std::min<uint64_t>(s.k, k / 64 * 64 + 64); ++i)
-          amax = std::max(amax, std::fabs(x[i]));
-        exact += double{row[k]} * x[k];
-        // Half a step of the fixed point, then 36 roundings in f32.
-        bound += std::fabs(row[k]) * (amax / 32639 / 2) +
-                 std::fabs(double{row[k]} * x[k]) * 60 * 0x1p-24;
+  const Shape s{24, 576};
+  for (const ActivationMode mode : {ActivationMode::kA16, ActivationMode::kA8}) {
+    const bool a16 = mode == ActivationMode::kA16;
+    const uint64_t group = a16 ? kActivationGroup : kA8Group;
+    for (const PackedSpec& spec : {Q4Spec(s.n, s.k), Q8Spec(s.n, s.k)}) {
+      const PackedMatrix w = RandomMatrix(spec, 9);
+      const std::vector<float> x = RandomFloats(s.k, 10);
+      const auto linear = BoundLinear::Bind(w, mode, 0, 0, BestIsa());
+      ASSERT_TRUE(linear.ok());
+      const Result got = RunBound(*linear, x, 1, 0, BestIsa(), pool);
+      std::vector<float> row(s.k);
+      for (uint64_t n = 0; n < s.n; ++n) {
+        w.RowToF32(n, row.data());
+        double exact = 0, bound = 0;
+        for (uint64_t k = 0; k < s.k; ++k) {
+          float amax = 0;
+          for (uint64_t i = k / group * group; i < k / group * group + group; ++i)
+            amax = std::max(amax, std::fabs(x[i]));
+          exact += double{row[k]} * x[k];
+          // Half a step of the fixed point, then 36 roundings in f32.
+          bound += std::fabs(row[k]) * (amax / (a16 ? 32639 : 127) / 2) +
+                   std::fabs(double{row[k]} * x[k]) * 60 * 0x1p-24;
+        }
+        // Code and minimum are summed apart and may be large against their sum.
+        EXPECT_NEAR(got.y[n], exact, (a16 ? 4 : 1) * bound) << spec.Describe() << " row " << n;
       }
-      // Code and minimum are summed apart and may be large against their sum.
-      EXPECT_NEAR(got.y[n], exact, 4 * bound) << spec.Describe() << " row " << n;
     }
   }
 }
 
+// Columns [begin, end) as a rank has them that starts there.
+RawMatrix CutColumns(const RawMatrix& whole, uint64_t begin, uint64_t end) {
+  RawMatrix part = whole;
+  PackedSpec& spec = part.spec;
+  const uint64_t period = IsSuper(spec.scale) ? kSuperBlockCols : spec.group_size;
+  const uint64_t at = spec.first_group_offset + begin;
+  const uint64_t super = at / period, group = super * (period / spec.group_size);
+  spec.cols = end - begin;
+  spec.first_group_offset = static_cast<int>(at % period);
+  spec.first_block += group;
+  const auto cut = [](auto& of, uint64_t rows, uint64_t from_cols, uint64_t first, uint64_t cols) {
+    if (of.empty()) return;
+    const auto source = of;
+    of.clear();
+    for (uint64_t row = 0; row < rows; ++row) {
+      const auto from = source.begin() + row * from_cols + first;
+      of.insert(of.end(), from, from + cols);
+    }
+  };
+  const PackedSpec& from = whole.spec;
+  cut(part.codes, from.rows, from.cols, begin, spec.cols);
+  const uint64_t bytes = RawScaleBytes(spec.scale), groups = spec.groups();
+  cut(part.scales, spec.block_rows == 1 ? spec.rows : spec.row_blocks(), from.groups() * bytes,
+      group * bytes, groups * bytes);
+  cut(part.mins, spec.rows, from.groups(), group, groups);
+  cut(part.zeros, spec.rows, from.groups(), group, groups);
+  cut(part.sub_mins, spec.rows, from.groups(), group, groups);
+  cut(part.super_scales, spec.rows, from.super_blocks(), super, spec.super_blocks());
+  cut(part.super_mins, spec.rows, from.super_blocks(), super, spec.super_blocks());
+  if (!part.second.empty()) {
+    part.second.erase(part.second.begin(), part.second.begin() + spec.first_block / kNestedBlock -
+                                               from.first_block / kNestedBlock);
+  }
+  return part;
+}
+
+// Three ranks, each with another instruction set, and every kind of scale.
 TEST(Linear, SegmentsAddUpOverAnyCut) {
   ThreadPool pool(1);
-  const uint64_t n = 24, k = 320;
-  const int64_t segment = 64;
+  const uint64_t n = 24, k = 600;
+  const int64_t segment = 64, segments = 10;
   const std::vector<float> x = RandomFloats(2 * k, 3);
-  for (bool q8 : {false, true}) {
-    const PackedSpec spec = q8 ? Q8Spec(n, k) : Q4Spec(n, k);
-    const PackedMatrix whole = RandomMatrix(spec, 4);
-    for (ActivationMode mode : {ActivationMode::kF32, ActivationMode::kA16}) {
-      const auto linear = BoundLinear::Bind(whole, mode, segment, 5, BestIsa());
+  uint32_t seed = 4;
+  for (const NamedSpec& named : AllSpecs(n, k)) {
+    if (named.spec.type != PackedSpec::Type::kInt) continue;
+    const RawMatrix raw = RandomRaw(named.spec, ++seed);
+    const PackedMatrix whole = Pack(raw);
+    for (const ActivationMode mode : kModes) {
+      const auto linear = BoundLinear::Bind(whole, mode, segment, segments, BestIsa());
+      ASSERT_TRUE(linear.ok()) << linear.status();
       const Result expected = RunBound(*linear, x, 2, segment, BestIsa(), pool);
-      for (uint64_t cut = 0; cut <= k; cut += segment) {
+      for (const auto& [first, second] :
+           {std::pair<uint64_t, uint64_t>{0, 64}, {64, 320}, {192, 256}, {320, 600}}) {
         std::vector<int64_t> sums(2 * n, 0);
-        for (int side = 0; side < 2; ++side) {
-          const uint64_t begin = side ? cut : 0, end = side ? k : cut;
-          PackedSpec part = spec;
-          part.cols = end - begin;
-          PackedMatrixBuilder builder(part);
-          for (uint64_t r = 0; r < n; ++r) {
-            std::vector<uint8_t> codes;
-            std::vector<uint16_t> scales, mins;
-            for (uint64_t c = begin; c < end; ++c)
-              codes.push_back(static_cast<uint8_t>(whole.CodeAt(r, c)));
-            for (uint64_t g = begin / 32; g < (end + 31) / 32; ++g) {
-              scales.push_back(F32ToF16(whole.ScaleAt(r, g)));
-              if (!q8) mins.push_back(F32ToF16(whole.MinAt(r, g)));
-            }
-            codes.resize(codes.size() + 1), scales.resize(scales.size() + 1),
-                mins.resize(mins.size() + 1);
-            builder.SetIntRow(r, codes.data(), scales.data(), q8 ? nullptr : mins.data());
-          }
-          const PackedMatrix w = std::move(builder).Build();
+        const uint64_t cuts[] = {0, first, second, k};
+        for (int rank = 0; rank < 3; ++rank) {
+          const uint64_t begin = cuts[rank], end = cuts[rank + 1];
+          const PackedMatrix w = Pack(CutColumns(raw, begin, end));
           std::vector<float> local;
-          for (int row = 0; row < 2; ++row) {
+          for (int row = 0; row < 2; ++row)
             local.insert(local.end(), x.begin() + row * k + begin, x.begin() + row * k + end);
-          }
-          const auto bound =
-              BoundLinear::Bind(w, mode, segment, 5, side ? Isa::kScalar : BestIsa());
+          const Isa isa = std::min(kAllIsas[rank], BestIsa());
+          const auto bound = BoundLinear::Bind(w, mode, segment, segments, isa);
           ASSERT_TRUE(bound.ok()) << bound.status();
-          const Result got =
-              RunBound(*bound, local, 2, segment, side ? Isa::kScalar : BestIsa(), pool);
+          const Result got = RunBound(*bound, local, 2, segment, isa, pool);
           for (size_t i = 0; i < sums.size(); ++i) sums[i] += got.sums[i];
         }
-        EXPECT_EQ(sums, expected.sums) << "cut=" << cut;
+        EXPECT_EQ(sums, expected.sums)
+            << named.name << " cut at " << first << " and " << second << " " << linear->kernel();
       }
     }
   }
 }
 
-TEST(Linear, NonFiniteActivationsPoisonTheirRowOnly) {
+// Also those that no format writes: NaN, infinite products, the smallest exponent.
+TEST_P(LinearOnIsa, EveryCodeOfEightBitScalesIsItsValue) {
   ThreadPool pool(1);
+  const std::vector<float> x = RandomFloats(256, 13);
+  for (const ScaleKind kind : {ScaleKind::kE8m0, ScaleKind::kE4m3}) {
+    RawMatrix raw = RandomRaw(IntSpec(16, 256, {4, 16, kind}), 14);
+    ASSERT_EQ(raw.scales.size(), 256u);
+    for (int i = 0; i < 256; ++i) raw.scales[i] = static_cast<uint8_t>(i);
+    const PackedMatrix w = Pack(raw);
+    for (const ActivationMode mode : kModes) {
+      const auto reference = BoundLinear::BindTo(Reference(FormOf(w.spec(), mode)), w, mode, 0, 0);
+      const auto linear = BoundLinear::Bind(w, mode, 0, 0, GetParam());
+      const Result expected = RunBound(*reference, x, 1, 0, GetParam(), pool);
+      EXPECT_TRUE(RunBound(*linear, x, 1, 0, GetParam(), pool) == expected) << linear->kernel();
+      EXPECT_TRUE(std::isfinite(expected.y[6]));
+    }
+  }
+}
+
+TEST_P(LinearOnIsa, NonFiniteActivationsPoisonTheirRowOnly) {
+  ThreadPool pool(1);
+  const Isa isa = GetParam();
   for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                     std::numeric_limits<float>::quiet_NaN()}) {
-    for (Isa isa : kAllIsas) {
-      if (!HasIsa(isa)) continue;
-      for (ActivationMode mode : {ActivationMode::kF32, ActivationMode::kA16}) {
-        const PackedMatrix w = RandomMatrix(Q4Spec(17, 128), 5);
-        std::vector<float> x = RandomFloats(3 * 128, 6);
-        x[128 + 70] = bad;
-        const auto whole = BoundLinear::Bind(w, mode, 0, 0, isa);
-        const Result y = RunBound(*whole, x, 3, 0, isa, pool);
-        for (int i = 0; i < 17; ++i) {
-          EXPECT_TRUE(std::isfinite(y.y[i]));
-          EXPECT_FALSE(std::isfinite(y.y[17 + i])) << whole->kernel();
-          EXPECT_TRUE(std::isfinite(y.y[34 + i]));
-        }
-        const auto parts = BoundLinear::Bind(w, mode, 64, 2, isa);
-        const Result sums = RunBound(*parts, x, 3, 64, isa, pool);
-        EXPECT_EQ(sums.poison, (std::vector<int64_t>{0, 17, 0})) << parts->kernel();
+    for (ActivationMode mode : kModes) {
+      const PackedMatrix w = RandomMatrix(Q4Spec(17, 128), 5);
+      std::vector<float> x = RandomFloats(3 * 128, 6);
+      x[128 + 70] = bad;
+      const auto whole = BoundLinear::Bind(w, mode, 0, 0, isa);
+      const Result y = RunBound(*whole, x, 3, 0, isa, pool);
+      for (int i = 0; i < 17; ++i) {
+        EXPECT_TRUE(std::isfinite(y.y[i]));
+        EXPECT_FALSE(std::isfinite(y.y[17 + i])) << whole->kernel();
+        EXPECT_TRUE(std::isfinite(y.y[34 + i]));
       }
+      const auto parts = BoundLinear::Bind(w, mode, 64, 2, isa);
+      const Result sums = RunBound(*parts, x, 3, 64, isa, pool);
+      EXPECT_EQ(sums.poison, (std::vector<int64_t>{0, 17, 0})) << parts->kernel();
     }
   }
 }
 
-TEST(Linear, SegmentSumsBeyondTheLimitPoison) {
+TEST_P(LinearOnIsa, SegmentSumsBeyondTheLimitPoison) {
   ThreadPool pool(1);
-  for (Isa isa : kAllIsas) {
-    if (!HasIsa(isa)) continue;
-    PackedMatrixBuilder builder({.rows = 2, .cols = 64, .type = PackedSpec::Type::kF32});
-    const std::vector<float> ones(64, 1.0f), zeros(64, 0.0f);
-    builder.SetDenseRow(0, ones.data());
-    builder.SetDenseRow(1, zeros.data());
-    const PackedMatrix w = std::move(builder).Build();
-    const auto linear = BoundLinear::Bind(w, ActivationMode::kF32, 64, 4, isa);
-    std::vector<float> x(64, 0.0f);
-    x[3] = 0x1p29f;  // exactly 2^31 / 4
-    Result r = RunBound(*linear, x, 1, 64, isa, pool);
-    EXPECT_EQ(r.poison[0], 1) << linear->kernel();
-    EXPECT_EQ(r.sums[0], 0);
-    x[3] = std::nextafterf(0x1p29f, 0.0f);
-    r = RunBound(*linear, x, 1, 64, isa, pool);
-    EXPECT_EQ(r.poison[0], 0) << linear->kernel();
-    EXPECT_EQ(r.sums[0], static_cast<int64_t>(double{x[3]} * 0x1p32));
-  }
+  const Isa isa = GetParam();
+  PackedMatrixBuilder builder({.rows = 2, .cols = 64, .type = PackedSpec::Type::kF32});
+  const std::vector<float> ones(64, 1.0f), zeros(64, 0.0f);
+  builder.SetDenseRow(0, ones.data());
+  builder.SetDenseRow(1, zeros.data());
+  const PackedMatrix w = std::move(builder).Build();
+  const auto linear = BoundLinear::Bind(w, ActivationMode::kF32, 64, 4, isa);
+  std::vector<float> x(64, 0.0f);
+  x[3] = 0x1p29f;  // exactly 2^31 / 4
+  Result r = RunBound(*linear, x, 1, 64, isa, pool);
+  EXPECT_EQ(r.poison[0], 1) << linear->kernel();
+  EXPECT_EQ(r.sums[0], 0);
+  x[3] = std::nextafterf(0x1p29f, 0.0f);
+  r = RunBound(*linear, x, 1, 64, isa, pool);
+  EXPECT_EQ(r.poison[0], 0) << linear->kernel();
+  EXPECT_EQ(r.sums[0], static_cast<int64_t>(double{x[3]} * 0x1p32));
 }
 
 TEST(Linear, BindTellsWhyFasterKernelsWereRefused) {
@@ -291,16 +372,37 @@ TEST(Linear, RefusesMoreSegmentsThanTheMatrixHas) {
   EXPECT_FALSE(BoundLinear::Bind(w, ActivationMode::kA16, 64, 1, BestIsa()).ok());
 }
 
-TEST(Linear, EmptyMatricesGiveZeroSumsOrNothing) {
+// From rounded to 2^-32 up to the limit and beyond.
+TEST_P(LinearOnIsa, SegmentSumsOfEverySizeRoundAlike) {
   ThreadPool pool(1);
-  for (Isa isa : kAllIsas) {
-    if (!HasIsa(isa)) continue;
+  const Isa isa = GetParam();
+  const PackedMatrix w = RandomMatrix(Q4Spec(33, 200), 11);
+  int poisoned = 0;
+  for (const ActivationMode mode : kModes) {
+    for (float scale = 1e-12f; scale < 1e12f; scale *= 10) {
+      const std::vector<float> x = RandomFloats(5 * 200, 12, scale);
+      const auto reference =
+          BoundLinear::BindTo(Reference(FormOf(w.spec(), mode)), w, mode, 64, 100);
+      const auto linear = BoundLinear::Bind(w, mode, 64, 100, isa);
+      const Result expected = RunBound(*reference, x, 5, 64, isa, pool);
+      EXPECT_TRUE(RunBound(*linear, x, 5, 64, isa, pool) == expected)
+          << linear->kernel() << " scale=" << scale;
+      for (const int64_t rows : expected.poison) poisoned += rows > 0 && rows < 4 * 33;
+    }
+  }
+  EXPECT_GT(poisoned, 0);  // some, not all, segments of a row
+}
+
+TEST_P(LinearOnIsa, EmptyMatricesGiveZeroSumsOrNothing) {
+  ThreadPool pool(1);
+  const Isa isa = GetParam();
+  for (const ActivationMode mode : kModes) {
     const PackedMatrix no_cols = RandomMatrix(Q4Spec(16, 0), 1);
-    const auto linear = BoundLinear::Bind(no_cols, ActivationMode::kA16, 64, 1, isa);
+    const auto linear = BoundLinear::Bind(no_cols, mode, 64, 1, isa);
     ASSERT_TRUE(linear.ok()) << linear.status();
     EXPECT_EQ(RunBound(*linear, {}, 1, 64, isa, pool).sums, std::vector<int64_t>(16, 0));
     const PackedMatrix no_rows = RandomMatrix(Q4Spec(0, 64), 1);
-    const auto nothing = BoundLinear::Bind(no_rows, ActivationMode::kA16, 0, 0, isa);
+    const auto nothing = BoundLinear::Bind(no_rows, mode, 0, 0, isa);
     ASSERT_TRUE(nothing.ok()) << nothing.status();
     EXPECT_TRUE(RunBound(*nothing, RandomFloats(64, 1), 1, 0, isa, pool).y.empty());
   }

@@ -58,22 +58,26 @@ TEST(P16x64, CodesComeBack) {
   }
 }
 
-TEST(P16x64, RunsAreSixteenCodes) {
+TEST(P16x64, WholeRowsAndRunsAreTheSameAsSingleCodes) {
+  constexpr int kTiles = 3;
   for (int bits = 2; bits <= 8; ++bits) {
-    std::vector<uint32_t> single(TileBytes(bits) / 4, 0), runs = single;
-    for (int row = 0; row < 16; ++row) {
-      for (int run = 0; run < 4; ++run) {
-        uint8_t codes[16], back[16];
-        for (int c = 0; c < 16; ++c) {
-          codes[c] = static_cast<uint8_t>(RuleCode(bits, row, 16 * run + c));
-          PutCode(single.data(), bits, row, 16 * run + c, codes[c]);
-        }
-        PutRun(runs.data(), bits, row, run, codes);
-        GetRun(runs.data(), bits, row, run, back);
-        for (int c = 0; c < 16; ++c) EXPECT_EQ(back[c], codes[c]) << bits;
+    const int64_t words = TileBytes(bits) / 4;
+    std::vector<uint32_t> single(kTiles * words, 0), rows = single;
+    for (int row = 15; row >= 0; --row) {
+      std::vector<uint8_t> codes(64 * kTiles);
+      for (int col = 0; col < 64 * kTiles; ++col) {
+        codes[col] = static_cast<uint8_t>(RuleCode(bits, row, col + col / 64));
+        PutCode(single.data() + col / 64 * words, bits, row, col % 64, codes[col]);
+      }
+      PutRow(rows.data(), bits, row, codes.data(), kTiles);
+      for (int run = 0; run < 4 * kTiles; ++run) {
+        uint8_t back[16];
+        GetRun(rows.data() + run / 4 * words, bits, row, run % 4, back);
+        for (int c = 0; c < 16; ++c)
+          EXPECT_EQ(back[c], codes[16 * run + c]) << bits << " " << row << " " << run << " " << c;
       }
     }
-    EXPECT_EQ(runs, single) << bits;
+    EXPECT_EQ(rows, single) << bits;
   }
 }
 

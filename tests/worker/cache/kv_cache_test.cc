@@ -27,6 +27,31 @@ TEST(KvCache, LayersAreZeroedAlignedAndApart) {
   EXPECT_EQ(KvCache::BytesPerBlock(layers), 2u * 3 * 20 * 16 * 4 + 2 * 64 * 16 * 2);
 }
 
+TEST(KvCache, EightBitTypesHaveScalesBehindTheirPlanes) {
+  for (const KvType type : {KvType::kInt8, KvType::kFp8E4m3}) {
+    const KvLayout layout = {type, 3, 64};
+    EXPECT_EQ(layout.plane_bytes(), 16 * 64);
+    EXPECT_EQ(layout.k_offset(0), 0);
+    EXPECT_EQ(layout.v_offset(0), 16 * 64 + 16 * 4);
+    EXPECT_EQ(layout.k_offset(1), 2 * (16 * 64 + 16 * 4));
+    EXPECT_EQ(KvCache::BytesPerBlock({layout, layout}), 2u * 3 * 2 * 16 * (64 + 4));
+  }
+}
+
+TEST(KvCache, PlanesAndScalesBeginOnCacheLines) {
+  for (const KvType type : kAllKvTypes) {
+    for (int head_dim : {4, 20, 64, 80, 128}) {
+      const KvLayout layout = {type, 5, head_dim};
+      for (int head = 0; head < 5; ++head) {
+        EXPECT_EQ(layout.k_offset(head) % 64, 0) << KvTypeName(type) << " " << head_dim;
+        EXPECT_EQ(layout.v_offset(head) % 64, 0) << KvTypeName(type) << " " << head_dim;
+      }
+      EXPECT_EQ(layout.plane_bytes() % 64, 0);
+      EXPECT_EQ(layout.block_bytes() % 64, 0);
+    }
+  }
+}
+
 TEST(KvCache, RankWithoutHeadsNeedsNoMemory) {
   auto cache = KvCache::Create({{KvType::kBf16, 0, 64}}, 1000);
   ASSERT_TRUE(cache.ok()) << cache.status();

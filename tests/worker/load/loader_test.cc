@@ -1,5 +1,6 @@
 #include "worker/load/loader.h"
 
+#include <cstring>
 #include <map>
 #include <string>
 #include <sys/stat.h>
@@ -73,7 +74,58 @@ TEST_P(EveryFormat, ShardsPutTogetherAreTheWholeTensor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, EveryFormat,
-                         testing::Values("f32", "f16", "bf16", "q8_0", "q4_1"));
+                         testing::Values("f32", "f16", "bf16", "q8_0", "q4_1",
+                                         "ct_int3 group=16 scale=f16 asym padded",
+                                         "ct_int5 group=32 scale=bf16 asym dense",
+                                         "ct_int6 channel scale=f32 sym dense",
+                                         "ct_int8 channel scale=bf16 asym"));
+
+// An embedding that is read in many strips: words of zero points that two strips need count once.
+TEST(LoadWeights, StripsShareWordsOfZeroPoints) {
+  TinyModelOptions options;
+  options.format = "ct_int5 group=16 scale=f32 asym dense";
+  options.vocab = 60001;
+  options.layers = 1;
+  const TinyModel model = MakeTinyModel(options);
+  const std::vector<float> whole = DecodeTensor(model, "embed.weight");
+  for (const RankPlan& plan : CutTinyModel(model, 3)) {
+    const auto weights = Load(plan);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    EXPECT_EQ((*weights)->read_bytes, plan.load().read_bytes());
+    const internal::TensorLoad& load = plan.load().tensors(0);
+    ASSERT_EQ(plan.graph().weights(0).name(), "embed.weight");
+    const PackedMatrix& matrix = (*weights)->matrices[0];
+    std::vector<float> row(options.hidden);
+    for (uint64_t r = load.row_begin(); r < load.row_end(); ++r) {
+      matrix.RowToF32(static_cast<int64_t>(r - load.row_begin()), row.data());
+      ASSERT_EQ(
+          std::memcmp(row.data(), whole.data() + r * options.hidden, row.size() * sizeof(float)), 0)
+          << "row " << r;
+    }
+  }
+}
+
+// f32: whatever the arena has beyond the matrices' own values is padding.
+TEST(LoadWeights, PaddingIsWhatTilesHaveBeyondTheMatrices) {
+  const TinyModel model = MakeTinyModel();  // a vocabulary of 200 rows, an MLP of 160
+  uint64_t all = 0;
+  for (int world = 1; world <= 3; ++world) {
+    for (const RankPlan& plan : CutTinyModel(model, world)) {
+      const auto weights = Load(plan);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      uint64_t vectors = 0, values = 0;
+      for (size_t i = 0; i < (*weights)->matrices.size(); ++i) {
+        const PackedMatrix& matrix = (*weights)->matrices[i];
+        vectors += (*weights)->vectors[i].size() * sizeof(float);
+        values += static_cast<uint64_t>(matrix.rows() * matrix.cols()) * sizeof(float);
+      }
+      EXPECT_EQ((*weights)->vector_bytes, vectors);
+      EXPECT_EQ((*weights)->padding_bytes, (*weights)->arena_bytes - vectors - values);
+      all += (*weights)->padding_bytes;
+    }
+  }
+  EXPECT_GT(all, 0u) << "this model has nothing to pad: it shows nothing";
+}
 
 TEST(LoadWeights, ProgressEndsAtTheTotalAndNeverFalls) {
   const TinyModel model = MakeTinyModel();
@@ -124,7 +176,7 @@ TEST(LoadWeights, DamagedScaleIsDataLossAndNamesTheTensor) {
   const TensorInfo* info = model.index.Find("layers.1.up.weight");
   FILE* file = fopen(model.path.c_str(), "r+b");
   ASSERT_NE(file, nullptr);
-  fseek(file, static_cast<long>(info->offset), SEEK_SET);
+  fseek(file, static_cast<long>(info->parts[0].offset), SEEK_SET);
   fputs("\xff\x7f", file);  // an f16 NaN
   fclose(file);
   const absl::Status status = Load(CutTinyModel(model, 1)[0]).status();
@@ -147,25 +199,36 @@ TEST(LoadWeights, PlanThatContradictsItselfIsInvalid) {
   using Break = void (*)(RankPlan&, internal::TensorLoad&);
   const std::map<std::string, Break> breaks = {
       {"weight index", [](RankPlan&, internal::TensorLoad& t) { t.set_weight(1000); }},
-      {"file index", [](RankPlan&, internal::TensorLoad& t) { t.set_file(7); }},
+      {"file index", [](RankPlan&, internal::TensorLoad& t) { t.mutable_parts(0)->set_file(7); }},
+      {"no part", [](RankPlan&, internal::TensorLoad& t) { t.clear_parts(); }},
+      {"a part too many", [](RankPlan&, internal::TensorLoad& t) { *t.add_parts() = t.parts(0); }},
       {"weight twice",
        [](RankPlan& p, internal::TensorLoad& t) { *p.mutable_load()->add_tensors() = t; }},
       {"row range", [](RankPlan&, internal::TensorLoad& t) { t.set_row_end(t.rows() + 1); }},
       {"reversed columns",
        [](RankPlan&, internal::TensorLoad& t) { t.set_col_begin(t.col_end() + 1); }},
       {"other format", [](RankPlan&, internal::TensorLoad& t) { t.set_format("bf16"); }},
-      {"read columns",
-       [](RankPlan&, internal::TensorLoad& t) { t.set_read_col_end(t.read_col_end() - 1); }},
+      {"bytes of a row",
+       [](RankPlan&, internal::TensorLoad& t) {
+         t.mutable_parts(0)->set_byte_end(t.parts(0).byte_end() - 4);
+       }},
+      {"rows of a part",
+       [](RankPlan&, internal::TensorLoad& t) {
+         t.mutable_parts(0)->set_row_begin(t.parts(0).row_begin() + 1);
+       }},
       {"short ranges",
        [](RankPlan&, internal::TensorLoad& t) {
-         t.mutable_ranges(0)->set_length(t.ranges(0).length() - 4);
+         internal::ByteRange& range = *t.mutable_parts(0)->mutable_ranges(0);
+         range.set_length(range.length() - 4);
        }},
-      {"no ranges", [](RankPlan&, internal::TensorLoad& t) { t.clear_ranges(); }},
+      {"no ranges", [](RankPlan&, internal::TensorLoad& t) { t.mutable_parts(0)->clear_ranges(); }},
       {"beyond the file",
-       [](RankPlan&, internal::TensorLoad& t) { t.mutable_ranges(0)->set_offset(1u << 30); }},
+       [](RankPlan&, internal::TensorLoad& t) {
+         t.mutable_parts(0)->mutable_ranges(0)->set_offset(1u << 30);
+       }},
       {"overflow",
        [](RankPlan&, internal::TensorLoad& t) {
-         t.mutable_ranges(0)->set_offset(~uint64_t{0} - 8);
+         t.mutable_parts(0)->mutable_ranges(0)->set_offset(~uint64_t{0} - 8);
        }},
       {"read bytes",
        [](RankPlan& p, internal::TensorLoad&) { p.mutable_load()->set_read_bytes(1); }},

@@ -186,6 +186,49 @@ TEST(Sampler, ShardedAtAnyCutEqualsTheReference) {
   }
 }
 
+TEST(Sampler, TargetsAreScoredAlikeAtAnyCut) {
+  constexpr uint64_t kSeed = 23;
+  constexpr int kBatch = 16, kBatches = 30;
+  std::vector<std::unique_ptr<Group>> groups;
+  for (const std::vector<Shard>& cut : Cuts())
+    groups.push_back(std::make_unique<Group>(kVocab, cut, kBatch));
+  std::mt19937_64 random(kSeed);
+  for (int batch = 0; batch < kBatches; ++batch) {
+    Rows logits;
+    std::vector<SampleRow> rows;
+    std::vector<SampleOutput> want;
+    for (int i = 0; i < kBatch; ++i) {
+      logits.push_back(RandomLogits(random, kVocab));
+      SampleRow row = RandomRow(random);  // of whose parameters only top_logprobs count
+      // What a greedy row with the same alternatives says, but for the token.
+      SampleRow greedy;
+      greedy.params.want_logprob = true;
+      greedy.params.top_logprobs = row.params.top_logprobs;
+      SampleOutput expected = ReferenceSample(logits.back(), greedy);
+      const float max = logits.back()[expected.token];
+      expected.token = static_cast<uint32_t>(random() % kVocab);
+      int64_t sum = 0;
+      std::vector<float> units((kVocab + kUnit - 1) / kUnit);
+      SummarizeRow(logits.back().data(), 0, kVocab, units.data());
+      sum =
+          RawSum({.logits = logits.back().data(), .unit_max = units.data(), .count = kVocab}, max);
+      expected.logprob = LogProbability(logits.back()[expected.token], max, sum);
+      row.target = expected.token;
+      rows.push_back(row);
+      want.push_back(expected);
+    }
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const std::vector<SampleOutput> got = groups[g]->Sample(logits, rows);
+      for (int i = 0; i < kBatch; ++i) {
+        ASSERT_TRUE(Group::Same(got[i], want[i]))
+            << "seed " << kSeed << " batch " << batch << " row " << i << " cut " << g << ": token "
+            << got[i].token << " and not " << want[i].token << ", logprob " << got[i].logprob
+            << " / " << want[i].logprob;
+      }
+    }
+  }
+}
+
 TEST(Sampler, BigVocabulariesNeedEverySearchAndStayExact) {
   constexpr uint32_t kBig = 49'152;
   constexpr int kRows = 20;

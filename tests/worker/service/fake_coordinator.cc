@@ -93,7 +93,9 @@ std::optional<internal::WorkerMessage> FakeCoordinator::Stream::Take(
 }
 
 internal::WorkerMessage FakeCoordinator::Stream::Next() {
-  auto message = Take([](const internal::WorkerMessage& m) { return !m.has_heartbeat(); });
+  auto message = Take([](const internal::WorkerMessage& m) {
+    return !m.has_heartbeat() && !m.has_memory_report();
+  });
   if (message.has_value()) return *message;
   ADD_FAILURE() << "the worker said nothing more";
   return {};

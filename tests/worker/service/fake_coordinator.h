@@ -24,7 +24,8 @@ class FakeCoordinator final : public internal::Fleet::Service {
   class Stream {
    public:
     void Send(const internal::CoordinatorMessage& message);
-    // The next message that is no heartbeat; an empty one (and a test failure) when none comes.
+    // The next message that is no heartbeat and no memory report; an empty one (and a test failure)
+    // when none comes.
     internal::WorkerMessage Next();
     // The next heartbeat for which `wanted` holds.
     internal::Heartbeat NextHeartbeat(

@@ -253,6 +253,7 @@ TEST_F(WorkerProcessTest, BadFlagsEndTheStartWithAHint) {
            {"--coordinator=127.0.0.1:1", "--isa=sse9"},
            {"--coordinator=127.0.0.1:1", "--memory=lots"},
            {"--coordinator=127.0.0.1:1", "--threads=-3"},
+           {"--coordinator=127.0.0.1:1", "--pin=maybe"},
            {"--coordinator=127.0.0.1:1", "--token-file=/nonexistent/token"},
            {"--coordinator=127.0.0.1:1", "--coordinator-timeout=-1s"},
            {"--coordinator=127.0.0.1:1", "--log-level=loud"}}) {

@@ -101,7 +101,15 @@ class FakeRunner final : public StepRunner {
   }
   const StepProgress& progress() const override { return progress_; }
   Collective* collective() override { return collective_.get(); }
-  std::vector<std::string> DescribeKernels() const override { return {"linear fake x1"}; }
+  std::vector<internal::KernelChoice> Kernels() const override {
+    internal::KernelChoice choice;
+    choice.set_op("linear");
+    choice.set_kernel("fake");
+    choice.set_first_node("layers.0.q_proj");
+    choice.set_nodes(1);
+    choice.set_fallback(true);
+    return {choice};
+  }
   uint64_t CacheBytesPerBlock() const override { return 1000; }
   uint64_t WorkspaceBytes() const override { return 500; }
 
@@ -240,6 +248,30 @@ class WorkerServiceTest : public testing::Test {
   std::thread thread_;
   absl::Status run_status_ = absl::UnknownError("Run has not returned");
 };
+
+// The fake runner's only kernel is a fallback.
+TEST_F(WorkerServiceTest, AFallbackIsRefusedWhenTheCoordinatorWantsFastKernels) {
+  Start();
+  internal::Register registration;
+  auto stream = AcceptRegistered(&registration);
+  CoordinatorMessage message;
+  internal::Assign& assign = *message.mutable_assign();
+  assign.set_term(1);
+  assign.set_rank(1);
+  assign.set_world(2);
+  assign.mutable_plan()->set_rank(1);
+  assign.mutable_plan()->set_world(2);
+  assign.mutable_plan()->set_digest("d1");
+  assign.mutable_numerics()->set_require_fast_kernels(true);
+  stream->Send(message);
+  WorkerMessage answer = stream->Next();
+  while (answer.has_progress()) answer = stream->Next();
+  ASSERT_TRUE(answer.has_failure()) << answer.ShortDebugString();
+  EXPECT_EQ(answer.failure().code(), static_cast<uint32_t>(absl::StatusCode::kUnimplemented));
+  for (const char* word : {"--require-kernels=fast", "rank 1", "layers.0.q_proj", "fake"})
+    EXPECT_NE(answer.failure().message().find(word), std::string::npos)
+        << word << " in " << answer.failure().message();
+}
 
 TEST_F(WorkerServiceTest, GoesThroughTheWholeBringUpAndRunsSteps) {
   Start();

@@ -1,5 +1,6 @@
 #include "worker/step/slot_table.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
@@ -102,10 +103,26 @@ TEST_F(SlotTableTest, CachedTokensCountAsComputed) {
   EXPECT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
 }
 
+TEST_F(SlotTableTest, ScoringStartsAtTheSecondTokenUnlessThePlanSaysLater) {
+  for (const uint32_t from : {0u, 1u, 3u}) {
+    StepPlan plan;
+    AddSequence(plan, 1, from + 1, 3).set_score_from(from);
+    AddRow(plan, 1, from + 1, 0, 3, internal::ROW_SCORE, {1});
+    ASSERT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
+    table_.Apply(plan);
+    EXPECT_EQ(table_.slot(1).score_from, std::max(1u, from));
+  }
+}
+
 TEST_F(SlotTableTest, EmptyPlanIsSound) { EXPECT_TRUE(table_.Check(StepPlan()).ok()); }
 
 TEST_F(SlotTableTest, RefusedPlanLeavesEverythingUnchanged) {
   const std::map<std::string, std::function<void(StepPlan&)>> plans = {
+      {"scores from beyond its tokens",
+       [](StepPlan& p) {
+         AddSequence(p, 1, 1, 3).set_score_from(4);
+         AddRow(p, 1, 1, 0, 3, internal::ROW_SCORE, {1});
+       }},
       {"slot out of range", [](StepPlan& p) { AddRow(p, 4, 1, 0, 1, 0, {1}); }},
       {"empty slot", [](StepPlan& p) { AddRow(p, 2, 0, 0, 1, 0, {1}); }},
       {"wrong generation", [](StepPlan& p) { AddRow(p, 0, 9, 16, 1, 0, {1}); }},

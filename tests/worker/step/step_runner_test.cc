@@ -80,7 +80,8 @@ class Group {
   // logits[rank][(slot, position)].
   using Logits = std::vector<std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>>;
 
-  Group(const TinyModel& model, int world, const NumericsOptions& numerics, bool tap = false)
+  Group(const TinyModel& model, int world, const NumericsOptions& numerics, bool tap = false,
+        bool fuse = true)
       : plans_(CutTinyModel(model, world)), logits_(static_cast<size_t>(world)) {
     for (int rank = 0; rank < world; ++rank) {
       pools_.push_back(std::make_unique<ThreadPool>(1 + rank % 2));
@@ -89,6 +90,7 @@ class Group {
       StepRunner::Options options;
       options.numerics = numerics;
       options.pool = pools_.back().get();
+      options.fuse = fuse;
       if (tap) {
         options.logits_tap = [this, rank](uint32_t slot, uint32_t position,
                                           absl::Span<const float> logits) {
@@ -231,9 +233,11 @@ TEST_P(SameBits, OverRanksAndChunks) {
   const TinyModel model = MakeTinyModel(model_options);
   std::string expected;
   std::vector<float> expected_logits;
-  for (int world = 1; world <= 4;
-       ++world) {  // 3 KV heads, 2.5 MLP units, 3.1 vocabulary units: some ranks own nothing
-    Group group(model, world, Numerics(std::get<1>(GetParam())), /*tap=*/true);
+  // 3 KV heads, 2.5 MLP units, 3.1 vocabulary units: some ranks own nothing. The first group binds
+  // every node as an op of its own.
+  for (const int world : {1, 1, 2, 3, 4}) {
+    Group group(model, world, Numerics(std::get<1>(GetParam())), /*tap=*/true,
+                /*fuse=*/!expected.empty());
     uint64_t epoch = 1;
     for (const uint32_t chunk : {64u, 7u, 1u}) {
       if (epoch > 1) group.StartEpoch(epoch);
@@ -256,6 +260,8 @@ TEST_P(SameBits, OverRanksAndChunks) {
 INSTANTIATE_TEST_SUITE_P(Formats, SameBits,
                          testing::Values(std::tuple("f32", NumericsOptions::ACTIVATIONS_F32),
                                          std::tuple("q8_0", NumericsOptions::ACTIVATIONS_A16),
+                                         std::tuple("q4_1", NumericsOptions::ACTIVATIONS_A16),
+                                         std::tuple("q4_1", NumericsOptions::ACTIVATIONS_A8),
                                          std::tuple("q4_1", NumericsOptions::ACTIVATIONS_F32)));
 
 TEST(StepRunner, ScoredRowsShowTheLogitsThatSamplingSees) {
@@ -346,9 +352,16 @@ TEST_F(OneRank, NewEpochForgetsSequencesAndBeginsWithStepOne) {
 }
 
 TEST_F(OneRank, DescribesEachKernelOnce) {
-  const std::vector<std::string> lines = group_.runner(0).DescribeKernels();
-  ASSERT_FALSE(lines.empty());
-  for (size_t i = 1; i < lines.size(); ++i) EXPECT_NE(lines[i], lines[i - 1]);
+  const std::vector<internal::KernelChoice> kernels = group_.runner(0).Kernels();
+  std::map<std::string, uint32_t> nodes;  // by op; all matrices of this model have one format
+  for (const internal::KernelChoice& kernel : kernels) {
+    EXPECT_TRUE(nodes.emplace(kernel.op(), kernel.nodes()).second) << kernel.ShortDebugString();
+  }
+  // Fused or not, every node has its line.
+  const std::map<std::string, uint32_t> expected = {{"all_reduce", 4}, {"attention", 2},
+                                                    {"gated_act", 2},  {"linear", 14},
+                                                    {"lm_head", 1},    {"rms_norm", 5}};
+  EXPECT_EQ(nodes, expected);
   // 2 layers x (K and V) x 3 heads x 32 x 16 positions x 4 bytes.
   EXPECT_EQ(group_.runner(0).CacheBytesPerBlock(), 2u * 2 * 3 * 32 * 16 * 4);
   EXPECT_GT(group_.runner(0).WorkspaceBytes(), 0u);
@@ -362,7 +375,8 @@ TEST(StepRunner, NonFiniteValuesEndTheirSequenceAlone) {
   FILE* file = fopen(model.path.c_str(), "r+b");
   ASSERT_NE(file, nullptr);
   const float infinite = std::numeric_limits<float>::infinity();
-  fseek(file, static_cast<long>(info->offset + (7 * info->cols + 3) * sizeof(float)), SEEK_SET);
+  fseek(file, static_cast<long>(info->parts[0].offset + (7 * info->cols + 3) * sizeof(float)),
+        SEEK_SET);
   fwrite(&infinite, sizeof(infinite), 1, file);
   fclose(file);
   for (const int world : {1, 2}) {

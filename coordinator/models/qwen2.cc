@@ -1,0 +1,68 @@
+// Qwen2 and Qwen2.5, dense, without a sliding window; GGUF's "qwen2". A llama whose q, k and v
+// always have a bias, and nothing else has.
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "coordinator/checkpoint/config.h"
+#include "coordinator/models/graph_builder.h"
+#include "coordinator/models/model_builder.h"
+
+namespace bitshard {
+namespace {
+
+// Columns of the MLP that are summed alone, and at whose multiples it may be cut.
+constexpr uint64_t kMlpSegmentCols = 64;
+
+absl::Status CheckSupported(const ModelConfig& c) {
+  if (c.experts > 0)
+    return absl::UnimplementedError(
+        absl::StrCat("a qwen2 with ", c.experts, " experts is not supported"));
+  if (c.sliding_window > 0 && c.sliding_window < c.context_length) {
+    return absl::UnimplementedError(
+        absl::StrCat("a sliding window of ", c.sliding_window, " tokens is not supported"));
+  }
+  if (c.activation != "silu") {
+    return absl::UnimplementedError(
+        absl::StrCat("activation '", c.activation, "' of a qwen2; supported is silu"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BuildQwen2(const ModelConfig& c, GraphBuilder& g) {
+  if (absl::Status status = CheckSupported(c); !status.ok()) return status;
+  using Value = GraphBuilder::Value;
+  const uint64_t q_width = uint64_t{c.heads} * c.head_dim,
+                 kv_width = uint64_t{c.kv_heads} * c.head_dim;
+
+  Value x = g.Embed("model.embed_tokens", c.vocab_size, c.hidden_size);
+  for (uint32_t i = 0; i < c.layers; ++i) {
+    g.Layer("model.layers", i);
+    Value h = g.RmsNorm(x, "input_layernorm", c.rms_norm_epsilon);
+    Value q = g.Linear(h, "self_attn.q_proj", q_width, /*bias=*/true);
+    Value k = g.Linear(h, "self_attn.k_proj", kv_width, /*bias=*/true);
+    Value v = g.Linear(h, "self_attn.v_proj", kv_width, /*bias=*/true);
+    q = g.Rope(q, "self_attn.q_rope", c.rope, c.heads, c.head_dim);
+    k = g.Rope(k, "self_attn.k_rope", c.rope, c.kv_heads, c.head_dim);
+    h = g.Attention(q, k, v, {.heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim});
+    h = g.RowParallelLinear(h, "self_attn.o_proj", c.hidden_size, c.head_dim, /*bias=*/false);
+    x = g.Add(x, h, "self_attn.residual_add");
+
+    h = g.RmsNorm(x, "post_attention_layernorm", c.rms_norm_epsilon);
+    Value gate = g.Linear(h, "mlp.gate_proj", c.intermediate_size, /*bias=*/false);
+    Value up = g.Linear(h, "mlp.up_proj", c.intermediate_size, /*bias=*/false);
+    h = g.GatedAct(gate, up, internal::GatedAct::SILU);
+    h = g.RowParallelLinear(h, "mlp.down_proj", c.hidden_size, kMlpSegmentCols, /*bias=*/false);
+    x = g.Add(x, h, "mlp.residual_add");
+  }
+  g.OpenScope("", "");
+  x = g.RmsNorm(x, "model.norm", c.rms_norm_epsilon);
+  g.LmHead(x, c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab_size);
+  return g.status();
+}
+
+const RegisterModel kRegistered({"Qwen2ForCausalLM", "qwen2"}, &BuildQwen2);
+
+}  // namespace
+}  // namespace bitshard

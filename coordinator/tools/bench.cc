@@ -1,0 +1,303 @@
+// bitshard bench: speed of a service, beside what the machine could do.
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/declare.h"
+#include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "coordinator/tools/bench_measure.h"
+#include "coordinator/tools/bench_report.h"
+#include "coordinator/tools/bench_target.h"
+#include "coordinator/tools/client.h"
+#include "coordinator/tools/local_service.h"
+#include "coordinator/tools/progress.h"
+#include "coordinator/tools/verb.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/thread_pool.h"
+
+ABSL_FLAG(bool, local, false, "start a service of the given model for the time of the benchmark");
+ABSL_FLAG(std::vector<std::string>, prefill, {"512"}, "prompt lengths, comma-separated");
+ABSL_FLAG(int32_t, decode, 64, "tokens to generate in decode lines; 0 = no decode lines");
+ABSL_FLAG(std::vector<std::string>, context, std::vector<std::string>({"0", "2048"}),
+          "contexts of the decode lines, comma-separated");
+ABSL_FLAG(std::vector<std::string>, concurrent, {"16"},
+          "numbers of sequences at once, comma-separated");
+ABSL_FLAG(int32_t, concurrent_context, 64, "context of each of the concurrent sequences");
+ABSL_FLAG(int32_t, repeat, 3, "how often everything is measured");
+ABSL_FLAG(std::string, prompt_file, "", "cut prompts out of this text instead of drawing ids");
+ABSL_FLAG(std::string, admin_address, "", "host:port of a running service's admin port");
+ABSL_FLAG(bool, json, false, "one JSON document instead of the table");
+ABSL_DECLARE_FLAG(std::string, address);
+ABSL_DECLARE_FLAG(std::string, model_name);
+ABSL_DECLARE_FLAG(int64_t, seed);
+
+namespace bitshard {
+namespace {
+
+constexpr int64_t kSeed = 1;
+constexpr uint32_t kMaxSequences = 1024;
+constexpr uint32_t kMaxTokens = 1u << 24;
+
+std::atomic<bool> interrupted{false};
+
+struct Options {
+  std::string model;  // path; may be "" when the service runs already
+  std::vector<BenchCase> cases;
+  int repeat = 1;
+};
+
+absl::StatusOr<std::vector<uint32_t>> Numbers(const std::string& flag,
+                                              const std::vector<std::string>& words, uint32_t least,
+                                              uint32_t most) {
+  std::vector<uint32_t> numbers;
+  for (const std::string& word : words) {
+    if (word.empty()) continue;
+    uint32_t number = 0;
+    if (!absl::SimpleAtoi(word, &number) || number < least || number > most) {
+      return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", absl::StrJoin(words, ","),
+                                                     ": \"", word, "\" is not a whole number from ",
+                                                     least, " to ", most));
+    }
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+absl::StatusOr<Options> OptionsFromFlags(const std::vector<std::string>& args) {
+  Options options;
+  if (args.size() > 1 || (absl::GetFlag(FLAGS_local) && args.empty())) {
+    return absl::InvalidArgumentError(
+        "--local needs exactly one model, a GGUF file or a Hugging Face folder; without --local "
+        "one "
+        "may be given");
+  }
+  if (!args.empty()) options.model = args[0];
+  if (absl::GetFlag(FLAGS_local) && !absl::GetFlag(FLAGS_admin_address).empty()) {
+    return absl::InvalidArgumentError(
+        "--admin-address is of a running service, --local starts one");
+  }
+  ASSIGN_OR_RETURN(const auto prefills,
+                   Numbers("prefill", absl::GetFlag(FLAGS_prefill), 1, kMaxTokens));
+  ASSIGN_OR_RETURN(const auto contexts,
+                   Numbers("context", absl::GetFlag(FLAGS_context), 0, kMaxTokens));
+  ASSIGN_OR_RETURN(const auto concurrent,
+                   Numbers("concurrent", absl::GetFlag(FLAGS_concurrent), 2, kMaxSequences));
+  const int decode = absl::GetFlag(FLAGS_decode);
+  if (decode != 0 && (decode < 2 || decode > static_cast<int>(kMaxTokens))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--decode=", decode, ": 0 for no decode lines, or 2 tokens and more"));
+  }
+  const int concurrent_context = absl::GetFlag(FLAGS_concurrent_context);
+  if (concurrent_context < 0 || concurrent_context > static_cast<int>(kMaxTokens)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--concurrent-context=", concurrent_context, " must be 0 or more"));
+  }
+  options.repeat = absl::GetFlag(FLAGS_repeat);
+  if (options.repeat < 1 || options.repeat > 1000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--repeat=", options.repeat, " must be 1 to 1000"));
+  }
+  for (uint32_t tokens : prefills)
+    options.cases.push_back({.kind = BenchCase::Kind::kPrefill, .prompt_tokens = tokens});
+  const uint32_t output = static_cast<uint32_t>(decode);
+  if (output > 0) {
+    for (uint32_t context : contexts)
+      options.cases.push_back({.prompt_tokens = std::max(context, 1u), .output_tokens = output});
+    for (uint32_t sequences : concurrent) {
+      options.cases.push_back(
+          {.prompt_tokens = std::max(static_cast<uint32_t>(concurrent_context), 1u),
+           .output_tokens = output,
+           .sequences = sequences});
+    }
+  }
+  if (options.cases.empty()) {
+    return absl::InvalidArgumentError("nothing to measure: --prefill is empty and --decode is 0");
+  }
+  return options;
+}
+
+absl::StatusOr<BenchRun> RunAll(const Options& options) {
+  const auto stop = [] { return interrupted.load(); };
+  ProgressBar progress;
+  BenchTarget target;
+  BenchRun run;
+  run.local = absl::GetFlag(FLAGS_local);
+  if (!options.model.empty()) RETURN_IF_ERROR(target.ReadModel(options.model));
+  int threads = 0;
+  if (run.local) {
+    progress.Phase("starting the service");
+    ASSIGN_OR_RETURN(LocalServiceOptions local, LocalServiceOptionsFromFlags(options.model));
+    threads = local.threads * local.workers;
+    RETURN_IF_ERROR(target.StartService(std::move(local), stop));
+  } else {
+    target.Connect(absl::GetFlag(FLAGS_address), absl::GetFlag(FLAGS_admin_address));
+  }
+  ASSIGN_OR_RETURN(const v1::Model model, target.FindModel(absl::GetFlag(FLAGS_model_name)));
+  run.model = model.name();
+  run.fingerprint = model.fingerprint();
+  run.activations = model.activations();
+  run.kv_cache_type = model.kv_cache_type();
+  for (const BenchCase& what : options.cases) {
+    if (uint64_t{what.prompt_tokens} + what.output_tokens > model.context_tokens()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what.Name(), ": ", what.prompt_tokens, " + ", what.output_tokens,
+                       " tokens exceed the model's context of ", model.context_tokens(),
+                       "; choose a smaller --prefill, --context or --decode"));
+    }
+  }
+  RETURN_IF_ERROR(target.FillBounds(&run));
+  const int64_t seed = absl::GetFlag(FLAGS_seed);
+  ASSIGN_OR_RETURN(BenchPrompts prompts, target.MakePrompts(model, absl::GetFlag(FLAGS_prompt_file),
+                                                            seed < 0 ? kSeed : seed));
+
+  // As many threads as the service may run at once; one that we did not start may use every CPU.
+  const int cpus = AvailableCpus();
+  const PeakMeter meter(threads > 0 ? std::min(threads, cpus) : cpus);
+  run.bounds.peak_threads = meter.threads();
+  run.bounds.peak_instruction = meter.probe().instruction;
+  run.bounds.peaks.emplace();
+
+  const auto cpu_clock = [&target] { return target.CpuSeconds(); };
+  // Of a small model all tokens may come at once, when this process was not run meanwhile: by
+  // chance, hence tried again.
+  constexpr int kTries = 5;
+  const auto measure = [&](const BenchCase& what) {
+    absl::StatusOr<BenchSample> sample;
+    for (int i = 0; i < kTries; ++i) {
+      sample = RunBenchCase(target.inference(), run.model, what, prompts, cpu_clock, stop);
+      if (!absl::IsFailedPrecondition(sample.status())) break;
+    }
+    return sample;
+  };
+  RETURN_IF_ERROR(measure({.kind = BenchCase::Kind::kPrefill}).status());  // warms up
+  for (const BenchCase& what : options.cases) run.lines.push_back({what, {}});
+  const size_t total = static_cast<size_t>(options.repeat) * run.lines.size();
+  size_t done = 0;
+  for (int i = 0; i < options.repeat; ++i) {
+    run.bounds.peaks->TakeBest(meter.Measure());
+    for (BenchLine& line : run.lines) {
+      progress.Phase(absl::StrCat(++done, " of ", total, ": ", line.what.Name()));
+      ASSIGN_OR_RETURN(BenchSample sample, measure(line.what));
+      line.samples.push_back(std::move(sample));
+    }
+  }
+  progress.Clear();
+  return run;
+}
+
+std::map<std::string, std::string> FlagsAsUsed(const Options& options) {
+  const auto list = [](const std::vector<std::string>& words) { return absl::StrJoin(words, ","); };
+  std::map<std::string, std::string> flags = {
+      {"prefill", list(absl::GetFlag(FLAGS_prefill))},
+      {"decode", absl::StrCat(absl::GetFlag(FLAGS_decode))},
+      {"context", list(absl::GetFlag(FLAGS_context))},
+      {"concurrent", list(absl::GetFlag(FLAGS_concurrent))},
+      {"concurrent-context", absl::StrCat(absl::GetFlag(FLAGS_concurrent_context))},
+      {"repeat", absl::StrCat(options.repeat)},
+      {"seed", absl::StrCat(absl::GetFlag(FLAGS_seed) < 0 ? kSeed : absl::GetFlag(FLAGS_seed))},
+      {"prompt-file", absl::GetFlag(FLAGS_prompt_file)}};
+  if (absl::GetFlag(FLAGS_local)) {
+    const auto local = LocalServiceOptionsFromFlags(options.model);
+    flags["model"] = options.model;
+    flags["workers"] = absl::StrCat(local->workers);
+    flags["threads"] = absl::StrCat(local->threads);
+    flags["activations"] = local->activations;
+    flags["kv-cache-dtype"] = local->kv_cache_dtype;
+    flags["coordinator-flags"] = list(local->coordinator_flags);
+    flags["worker-flags"] = list(local->worker_flags);
+  } else {
+    flags["address"] = absl::GetFlag(FLAGS_address);
+    flags["admin-address"] = absl::GetFlag(FLAGS_admin_address);
+  }
+  return flags;
+}
+
+int Run(const std::vector<std::string>& args) {
+  absl::StatusOr<Options> options = OptionsFromFlags(args);
+  if (!options.ok()) return UsageError("bench", std::string(options.status().message()));
+  if (absl::GetFlag(FLAGS_local)) {
+    const auto local = LocalServiceOptionsFromFlags(options->model);
+    if (!local.ok()) return UsageError("bench", std::string(local.status().message()));
+  }
+  struct sigaction action = {};
+  action.sa_handler = [](int) { interrupted = true; };
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+  absl::StatusOr<BenchRun> run = RunAll(*options);
+  if (!run.ok()) {
+    if (interrupted) return 130;
+    std::fprintf(stderr, "bitshard bench: %s\n", Describe(run.status()).c_str());
+    return 1;
+  }
+  run->flags = FlagsAsUsed(*options);
+  const std::string text = absl::GetFlag(FLAGS_json) ? BenchJson(*run) : BenchTable(*run);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return 0;
+}
+
+const RegisterVerb kRegistered({
+    .name = "bench",
+    .summary = "measure a service, beside what the machine could do",
+    .help =
+        "bitshard bench [MODEL] [--flags]            measures the running service at --address\n"
+        "bitshard bench --local MODEL [--flags]      starts a service of MODEL for the "
+        "measurement\n\n"
+        "Sends prompts as token ids (by a fixed generator, each used once), greedy and on over end "
+        "tokens, and times the\n"
+        "answers. Everything is measured --repeat times in turn; figures are medians.\n\n"
+        "Lines:\n"
+        "  prefill N             a prompt of N tokens and 1 token of answer: N / time to that "
+        "token\n"
+        "  decode N at C         N tokens after a prompt of C: only the time from the first token "
+        "to the last counts\n"
+        "  S x decode N at C     S sequences at once: tokens of all / the time in which all of "
+        "them generate\n"
+        "Columns:\n"
+        "  tokens/s              by the clock; lowest-highest of the repeats beside it\n"
+        "  per CPU s             tokens / CPU time of coordinator and workers (--local): other "
+        "programs on the machine\n"
+        "                        do not stretch it; with one thread compare this one\n"
+        "  TTFT ms               from request to first token (median over the sequences)\n"
+        "  gap p50, p99 ms       between tokens of a sequence, over all repeats\n"
+        "  of read peak          bytes a step must read (weights, and the KV cache of the "
+        "context) per second / what as\n"
+        "                        many threads read from memory in the same run; by the clock / by "
+        "CPU time\n"
+        "  of int peak           2 x layer parameters x tokens per second / measured rate of "
+        "integer multiply-adds\n"
+        "                        (a16 multiplies twice: 50 % is all it can have)\n"
+        "  The last two need --local, or MODEL and --admin-address of a service on this "
+        "machine.\n\n"
+        "  --prefill=N,N         lengths of prefill lines (512); empty = none\n"
+        "  --decode=N            tokens of decode lines (64); 0 = none\n"
+        "  --context=C,C         contexts of decode lines (0,2048)\n"
+        "  --concurrent=S,S      numbers of sequences at once (16); empty = none\n"
+        "  --concurrent-context=C   context of each of those (64)\n"
+        "  --repeat=N            (3)\n"
+        "  --prompt-file=FILE    cut prompts out of this text\n"
+        "  --seed=S              of the generator of prompts (1)\n"
+        "  --json                one JSON document: machine, model, flags, medians, every sample\n"
+        "  --address=HOST:PORT   the running service (localhost:50051)\n"
+        "  --admin-address=HOST:PORT   its admin port, for what it holds in memory\n"
+        "  --model-name=NAME     when the service has several models\n"
+        "With --local:\n"
+        "  --workers=N --threads=N   worker processes (1), threads of each (its share of the "
+        "cores)\n"
+        "  --activations, --kv-cache-dtype, --coordinator-flags, --worker-flags, --bin-dir   as "
+        "`bitshard serve` has them\n"
+        "\nExamples:\n"
+        "  bitshard bench --local SmolLM2-135M-Instruct.Q4_1.gguf --threads=1\n"
+        "  bitshard bench --address=localhost:50051 --concurrent=8,32 --prefill= --json\n",
+    .run = &Run,
+});
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,16 @@
+// Mode a8 on AVX-512 VNNI, codes of 2 to 8 bits: linear_int_avx512.h with one term.
+#include "kernels/cpu/linear_int_avx512.h"
+
+namespace bitshard {
+namespace {
+
+const RegisterKernel<LinearKernel> kW2(IntLinear<2, 1>("cpu/linear_w2_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW3(IntLinear<3, 1>("cpu/linear_w3_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW4(IntLinear<4, 1>("cpu/linear_w4_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW5(IntLinear<5, 1>("cpu/linear_w5_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW6(IntLinear<6, 1>("cpu/linear_w6_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW7(IntLinear<7, 1>("cpu/linear_w7_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW8(IntLinear<8, 1>("cpu/linear_w8_a8_avx512vnni"));
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,23 @@
+// A gated_act node bound to its values; for the op of its own and for the one with gate and up.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/registry/elementwise.h"
+#include "worker/ops/bind_context.h"
+
+namespace bitshard {
+
+struct GatedActPart {
+  Activation activation = Activation::kSilu;
+  int64_t width = 0;
+  const float* gate = nullptr;  // [tokens, width] each
+  const float* up = nullptr;
+  float* out = nullptr;
+};
+
+absl::StatusOr<GatedActPart> BindGatedAct(const internal::Node& node, BindContext& bind);
+
+}  // namespace bitshard

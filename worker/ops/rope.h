@@ -1,0 +1,16 @@
+// What a rope node asks for; for the op of its own and for the one with the attention.
+#pragma once
+
+#include "absl/status/statusor.h"
+
+#include "kernels/registry/rope.h"
+#include "worker/ops/bind_context.h"
+
+namespace bitshard {
+
+// Of its inputs and outputs.
+absl::Status CheckRope(const internal::Node& node, const BindContext& bind);
+
+absl::StatusOr<RopeConfig> RopeConfigOf(const internal::Rope& spec, const BindContext& bind);
+
+}  // namespace bitshard
