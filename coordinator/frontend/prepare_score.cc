@@ -1,5 +1,4 @@
 // A ScoreRequest into the engine's words, with the same order of checks as a GenerateRequest.
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
