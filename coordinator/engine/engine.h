@@ -108,7 +108,7 @@ class Engine {
     uint32_t context_tokens = 0;     // of the model; 0 = only the KV pool bounds a request
     uint32_t vocab_size = 0;         // of the model; 0 = token ids of prompts are not checked
     bool fail_on_group_loss = true;  // until recovery in place exists
-    uint32_t async_depth = 1;        // plans that may be unacked, 1 or 2
+    uint32_t async_depth = 2;        // plans that may be unacked, 1 or 2
     // With nothing to do, an empty plan each interval shows that steps make progress on every rank;
     // infinite = none.
     absl::Duration idle_plan_interval = absl::Seconds(1);

@@ -322,7 +322,7 @@ TEST(EngineCore, GroupWithoutACacheIsRefused) {
 }
 
 TEST(EngineCore, StepKindsTellPrefillDecodeAndMixed) {
-  CoreHarness engine({}, Group(64));
+  CoreHarness engine({.async_depth = 1}, Group(64));
   engine.MakeReady();
   engine.Send(Request("abcd", 4));
   engine.Step();
