@@ -33,6 +33,11 @@ class ReadinessWatch(threading.Thread):
         except grpc.RpcError:
             pass  # the service has ended
 
+    def await_first(self):
+        end = time.monotonic() + 10
+        while not self.seen and time.monotonic() < end:
+            time.sleep(0.005)
+
     def stop(self):
         self._call.cancel()
         self.join()
@@ -51,6 +56,7 @@ class WorkerLossTest(unittest.TestCase):
             self.assertTrue(all(s.code is None for s in streams), [s.details for s in streams])
             health = health_pb2_grpc.HealthStub(grpc.insecure_channel(f"127.0.0.1:{service.ports['health_port']}"))
             watch = ReadinessWatch(health)
+            watch.await_first()
             victim = service.worker_pids()[rank]
             struck = time.monotonic()
             os.kill(victim, fault)
