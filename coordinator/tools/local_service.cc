@@ -1,10 +1,12 @@
 #include "coordinator/tools/local_service.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -53,10 +55,21 @@ LocalService::~LocalService() {
   if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
+absl::StatusOr<std::string> MakeTemporaryFolder(const std::string& purpose) {
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  std::string folder =
+      absl::StrCat(error ? "/tmp" : parent.string(), "/bitshard-", purpose, "-XXXXXX");
+  if (mkdtemp(folder.data()) == nullptr) {
+    return absl::InternalError(absl::StrCat("cannot make a temporary folder ", folder, ": ",
+                                            std::strerror(errno),
+                                            "; set TMPDIR to a folder that can be written"));
+  }
+  return folder;
+}
+
 absl::Status LocalService::StartCoordinator() {
-  char folder[] = "/tmp/bitshard-local-XXXXXX";
-  if (mkdtemp(folder) == nullptr) return absl::InternalError("cannot make a folder in /tmp");
-  folder_ = folder;
+  ASSIGN_OR_RETURN(folder_, MakeTemporaryFolder("local"));
   const std::string token_file = folder_ + "/fleet-token";
   {
     std::ifstream random("/dev/urandom", std::ios::binary);

@@ -39,6 +39,9 @@ struct LocalServiceOptions {
 // --worker-flags say; the rest as above. INVALID_ARGUMENT names a bad flag.
 absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::string& model);
 
+// A new folder of our own, "bitshard-PURPOSE-..." in TMPDIR or /tmp; whoever asked removes it.
+absl::StatusOr<std::string> MakeTemporaryFolder(const std::string& purpose);
+
 class LocalService {
  public:
   explicit LocalService(LocalServiceOptions options) : options_(std::move(options)) {}

@@ -46,9 +46,7 @@ absl::StatusOr<std::unique_ptr<ScoredModel>> ScoredModel::Start(LocalServiceOpti
 }
 
 absl::Status ScoredModel::StartService(LocalServiceOptions options) {
-  char folder[] = "/tmp/bitshard-eval-XXXXXX";
-  if (mkdtemp(folder) == nullptr) return absl::InternalError("cannot make a folder in /tmp");
-  folder_ = folder;
+  ASSIGN_OR_RETURN(folder_, MakeTemporaryFolder("eval"));
   options.worker_flags.push_back("--score-log=" + folder_);
   options.log_level = "error";
   ASSIGN_OR_RETURN(service_, ReadyService::Start(std::move(options), stopped_));
