@@ -19,6 +19,10 @@
 
 namespace bitshard {
 
+// Columns of the MLP that are summed alone, and at whose multiples it may be cut: the same for all
+// families, for it fixes the order of summation.
+inline constexpr uint64_t kMlpSegmentCols = 64;
+
 class GraphBuilder {
  public:
   // An activation [tokens, width] of the graph.

@@ -49,6 +49,23 @@ RegisterModel::RegisterModel(std::vector<std::string> architectures, BuildModelF
   }
 }
 
+absl::Status CheckDenseSiluDecoder(const ModelConfig& c, std::string_view family) {
+  const std::string name(family);
+  if (c.experts > 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("a ", name, " with ", c.experts, " experts is not supported"));
+  }
+  if (c.sliding_window > 0 && c.sliding_window < c.context_length) {
+    return absl::UnimplementedError(
+        absl::StrCat("a sliding window of ", c.sliding_window, " tokens is not supported"));
+  }
+  if (c.activation != "silu") {
+    return absl::UnimplementedError(
+        absl::StrCat("activation '", c.activation, "' of a ", name, "; supported is silu"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<internal::ModelGraph> BuildModelGraph(const ModelConfig& config,
                                                      const TensorIndex& index) {
   const auto found = Registry().find(config.architecture);

@@ -26,6 +26,10 @@ struct RegisterModel {
   RegisterModel(std::vector<std::string> architectures, BuildModelFn build);
 };
 
+// For families of dense decoders with full attention and SiLU: UNIMPLEMENTED when the config has
+// experts, a sliding window below its context, or another activation.
+absl::Status CheckDenseSiluDecoder(const ModelConfig& config, std::string_view family);
+
 // The whole model, uncut: a row-parallel Linear feeds its consumer directly, there is no AllReduce
 // yet. UNIMPLEMENTED for an unknown architecture (lists the known ones) or a tensor in a format
 // that cannot be loaded (lists the formats); INVALID_ARGUMENT when a tensor is missing or its shape

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 
 #include "coordinator/checkpoint/config.h"
 #include "coordinator/models/graph_builder.h"
@@ -12,26 +11,8 @@
 namespace bitshard {
 namespace {
 
-// Columns of the MLP that are summed alone, and at whose multiples it may be cut.
-constexpr uint64_t kMlpSegmentCols = 64;
-
-absl::Status CheckSupported(const ModelConfig& c) {
-  if (c.experts > 0)
-    return absl::UnimplementedError(
-        absl::StrCat("a qwen2 with ", c.experts, " experts is not supported"));
-  if (c.sliding_window > 0 && c.sliding_window < c.context_length) {
-    return absl::UnimplementedError(
-        absl::StrCat("a sliding window of ", c.sliding_window, " tokens is not supported"));
-  }
-  if (c.activation != "silu") {
-    return absl::UnimplementedError(
-        absl::StrCat("activation '", c.activation, "' of a qwen2; supported is silu"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status BuildQwen2(const ModelConfig& c, GraphBuilder& g) {
-  if (absl::Status status = CheckSupported(c); !status.ok()) return status;
+  if (absl::Status status = CheckDenseSiluDecoder(c, "qwen2"); !status.ok()) return status;
   using Value = GraphBuilder::Value;
   const uint64_t q_width = uint64_t{c.heads} * c.head_dim,
                  kv_width = uint64_t{c.kv_heads} * c.head_dim;
