@@ -28,7 +28,7 @@ class StepListener {
  public:
   virtual ~StepListener() = default;
   virtual void OnGroupReady(const GroupInfo& info) = 0;
-  // Every rank has acked the step; `result` is rank 0's.
+  // Rank 0's result: the ranks met in the step, so the others have come as far.
   virtual void OnStepDone(std::unique_ptr<internal::StepResult> result) = 0;
   // The epoch is over: no more results of it follow. `why` names the rank and the cause.
   virtual void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) = 0;

@@ -76,7 +76,6 @@ class Group {
   struct OutstandingPlan {
     uint64_t step = 0;
     absl::Time submitted;
-    std::unique_ptr<internal::StepResult> result;  // of rank 0
   };
 
   // Registration (registration.cc).

@@ -46,7 +46,7 @@ struct Member {
   uint64_t step = 0;  // last begun, from heartbeats
   uint64_t op = 0;
   bool busy = false;
-  uint64_t acked_step = 0;  // last finished in this epoch
+  uint64_t acked_step = 0;  // last known to be finished in this epoch
   absl::Time moved_at;      // when step, op or acked_step last changed
 
   bool has_rank() const { return rank.has_value(); }

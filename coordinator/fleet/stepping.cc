@@ -15,7 +15,7 @@ void Group::SubmitPlan(std::unique_ptr<internal::StepPlan> plan, absl::Time now)
   if (state_ != State::kReady || plan->term() != term_ || plan->epoch() != epoch_) return;
   CHECK_EQ(plan->step(), last_step_ + 1) << "the engine skipped a step";
   last_step_ = plan->step();
-  outstanding_.push_back({.step = last_step_, .submitted = now, .result = nullptr});
+  outstanding_.push_back({.step = last_step_, .submitted = now});
   internal::CoordinatorMessage message;
   message.set_allocated_step_plan(plan.release());
   SendToRanks(std::move(message));
@@ -24,7 +24,7 @@ void Group::SubmitPlan(std::unique_ptr<internal::StepPlan> plan, absl::Time now)
 void Group::OnResult(Member& member, std::unique_ptr<internal::StepResult> result, absl::Time now) {
   if (state_ != State::kReady || result->term() != term_ || result->epoch() != epoch_)
     return;  // of an ended epoch
-  if (!member.has_rank() || result->rank() != *member.rank) {
+  if (member.rank != 0u || result->rank() != 0) {
     Unexpected(member, absl::StrCat("a result in the name of rank ", result->rank()), now);
     return;
   }
@@ -38,18 +38,10 @@ void Group::OnResult(Member& member, std::unique_ptr<internal::StepResult> resul
   }
   member.acked_step = result->step();
   member.moved_at = now;
-  if (*member.rank == 0)
-    outstanding_[result->step() - outstanding_.front().step].result = std::move(result);
-  uint64_t all_acked = last_step_;
-  for (const auto& [connection, other] : members_) {
-    if (other.has_rank()) all_acked = std::min(all_acked, other.acked_step);
-  }
-  while (!outstanding_.empty() && outstanding_.front().step <= all_acked) {
-    OutstandingPlan done = std::move(outstanding_.front());
-    outstanding_.pop_front();
-    if (done.step >= 16) failed_attempts_ = 0;
-    output_->OnStepDone(std::move(done.result));
-  }
+  CHECK_EQ(outstanding_.front().step, result->step());
+  outstanding_.pop_front();
+  if (result->step() >= 16) failed_attempts_ = 0;
+  output_->OnStepDone(std::move(result));
 }
 
 void Group::OnHeartbeat(Member& member, const internal::Heartbeat& heartbeat, absl::Time now) {
@@ -61,6 +53,10 @@ void Group::OnHeartbeat(Member& member, const internal::Heartbeat& heartbeat, ab
   member.step = heartbeat.step();
   member.op = heartbeat.op();
   member.busy = heartbeat.busy();
+  if (member.rank == 0u) return;
+  // Only rank 0 sends results; of the others this is what tells how far they are.
+  const uint64_t finished = member.busy && member.step > 0 ? member.step - 1 : member.step;
+  member.acked_step = std::max(member.acked_step, std::min(finished, last_step_));
 }
 
 void Group::Heartbeats(absl::Time now) {

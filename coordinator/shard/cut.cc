@@ -47,18 +47,12 @@ class Cutter {
 
   absl::Status CutAttention(const AttentionBlock& block) {
     const internal::Attention& attention = graph_.nodes(block.attention).attention();
-    const uint64_t head_dim = attention.head_dim(),
-                   group = attention.q_heads() / attention.kv_heads();
-    // With at least one KV head a rank, a KV head and its Q heads stay together; else Q heads are
-    // spread one by one.
-    const uint64_t unit_heads = attention.kv_heads() >= ranks_.size() ? group : 1;
-    const std::vector<uint64_t> units = DealUnits(attention.q_heads() / unit_heads, shares_);
-    const std::vector<Run> heads = UnitRuns(units, unit_heads, attention.q_heads());
+    const HeadDeal deal = DealHeads(attention);
+    const uint64_t head_dim = attention.head_dim();
     std::vector<Run> q_rows, kv_rows;
     for (size_t r = 0; r < ranks_.size(); ++r) {
-      const Run& q = heads[r];
-      const Run kv = q.empty() ? Run{q.begin / group, q.begin / group}
-                               : Run{q.begin / group, (q.end - 1) / group + 1};
+      const Run &q = deal.q[r], &kv = deal.kv[r];
+      units_[r] += q.size();
       ranks_[r].q_heads.push_back(q);
       ranks_[r].kv_heads.push_back(kv);
       q_rows.push_back({q.begin * head_dim, q.end * head_dim});
@@ -109,6 +103,38 @@ class Cutter {
   }
 
  private:
+  struct HeadDeal {
+    std::vector<Run> q, kv;          // of each rank
+    double q_load = 0, kv_load = 0;  // of the rank with most heads for its share
+  };
+
+  HeadDeal DealHeads(const internal::Attention& attention, uint64_t unit_heads) const {
+    const uint64_t group = attention.q_heads() / attention.kv_heads();
+    HeadDeal deal;
+    for (const Run& units : RunsOf(DealUnits(attention.q_heads() / unit_heads, shares_))) {
+      const Run q{units.begin * unit_heads, units.end * unit_heads};
+      const Run kv = q.empty() ? Run{q.begin / group, q.begin / group}
+                               : Run{q.begin / group, (q.end - 1) / group + 1};
+      const double share = shares_[deal.q.size()];
+      deal.q_load = std::max(deal.q_load, static_cast<double>(q.size()) / share);
+      deal.kv_load = std::max(deal.kv_load, static_cast<double>(kv.size()) / share);
+      deal.q.push_back(q);
+      deal.kv.push_back(kv);
+    }
+    return deal;
+  }
+
+  // A KV head and its Q heads stay together while that is as even as dealing Q heads one by one. A
+  // KV head whose Q heads lie on two ranks is kept by both, and no rank gets more KV heads by it
+  // (its cache, and what a step reads of it) unless there are fewer of them than ranks.
+  HeadDeal DealHeads(const internal::Attention& attention) const {
+    HeadDeal spread = DealHeads(attention, 1);
+    if (attention.kv_heads() < ranks_.size()) return spread;
+    HeadDeal whole = DealHeads(attention, attention.q_heads() / attention.kv_heads());
+    const bool better = spread.q_load < whole.q_load && spread.kv_load <= whole.kv_load;
+    return better ? std::move(spread) : std::move(whole);
+  }
+
   // Runs of whole units in elements; the last unit may be shorter. Remembers who owns anything.
   std::vector<Run> UnitRuns(const std::vector<uint64_t>& units, uint64_t unit_size,
                             uint64_t total) {

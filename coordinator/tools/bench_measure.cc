@@ -1,12 +1,12 @@
 #include "coordinator/tools/bench_measure.h"
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include <grpcpp/grpcpp.h>
@@ -17,6 +17,9 @@
 
 namespace bitshard {
 namespace {
+
+// How often a long line looks whether it was interrupted: rarely, for it shares the CPUs.
+constexpr absl::Duration kInterruptPoll = absl::Milliseconds(100);
 
 double Now() { return absl::ToDoubleSeconds(MonotonicNow() - absl::UnixEpoch()); }
 
@@ -157,21 +160,25 @@ absl::StatusOr<BenchSample> RunBenchCase(v1::Inference::Stub& stub, const std::s
   }
   std::vector<BenchStream> streams(count);
   std::vector<absl::Status> ended(count);
-  std::atomic<size_t> running{count};
+  absl::Mutex mu;
+  size_t running = count;
   std::vector<std::thread> readers;
   for (size_t i = 0; i < count; ++i) {
     readers.emplace_back([&, i] {
       ended[i] = Read(stub, requests[i], cpu_clock, contexts[i].get(), &streams[i]);
+      absl::MutexLock lock(&mu);
       --running;
     });
   }
-  bool cancelled = false;
-  while (running > 0) {
-    if (interrupted() && !cancelled) {
-      cancelled = true;
-      for (const auto& context : contexts) context->TryCancel();
-    }
-    absl::SleepFor(absl::Milliseconds(1));
+  const auto all_ended = [&running] { return running == 0; };
+  const auto await = [&] {
+    absl::MutexLock lock(&mu);
+    return mu.AwaitWithTimeout(absl::Condition(&all_ended), kInterruptPoll);
+  };
+  for (bool cancelled = false; !await();) {
+    if (cancelled || !interrupted()) continue;
+    cancelled = true;
+    for (const auto& context : contexts) context->TryCancel();
   }
   for (std::thread& reader : readers) reader.join();
   for (const absl::Status& status : ended) RETURN_IF_ERROR(status);

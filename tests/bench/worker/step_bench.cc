@@ -1,8 +1,9 @@
 // Whole steps of a model on in-process ranks, without a coordinator: decode at a context, prefill,
 // and many sequences at once. Prints tokens a second by the clock and by the CPU time of one rank,
-// where the time of rank 0 went by kind of op, and the weights read a second beside a plain read in
-// the same run. First what the machine gives to one thread and to all: their ratio is the most that
-// more ranks can win (CPUs that are two threads of one core share its multipliers and its reads).
+// where the time of rank 0 (--profile_rank) went by kind of op, and the weights read a second
+// beside a plain read in the same run. First what the machine gives to one thread and to all: their
+// ratio is the most that more ranks can win (CPUs that are two threads of one core share its
+// multipliers and its reads).
 //
 //   bazel run -c opt //tests/bench/worker:step_bench -- --model=MODEL.gguf --world=2
 #include <algorithm>
@@ -29,6 +30,7 @@
 
 ABSL_FLAG(std::string, model, "", "checkpoint");
 ABSL_FLAG(int, world, 1, "ranks");
+ABSL_FLAG(int, profile_rank, 0, "whose time is printed: where it waits, others compute");
 ABSL_FLAG(int, threads, 1, "threads of a rank");
 ABSL_FLAG(std::string, activations, "a16", "a16, a8 or f32");
 ABSL_FLAG(std::string, isa, "", "scalar, avx2 or avx512vnni; empty = the best");
@@ -152,7 +154,7 @@ class Ranks {
   }
 
   uint64_t NextEpoch() { return ++epoch_; }
-  const StepProfile& profile() const { return profiles_[0]; }
+  const StepProfile& profile() const { return profiles_[absl::GetFlag(FLAGS_profile_rank)]; }
   void PrintKernels() const {
     for (const internal::KernelChoice& choice : runners_[0]->Kernels())
       std::printf("  %s %s: %s x%d\n", choice.op().c_str(), choice.format().c_str(),

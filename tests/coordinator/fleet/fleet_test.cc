@@ -204,7 +204,7 @@ TEST(Fleet, StepsGoToAllRanksAndComeBackOnce) {
       const auto plan = worker->Hear();
       ASSERT_TRUE(plan && plan->has_step_plan());
       ASSERT_EQ(plan->step_plan().step(), step);
-      worker->Answer(plan->step_plan());
+      if (worker == &a) a.Answer(plan->step_plan());  // rank 0 speaks for all
     }
     ASSERT_EQ(listener.Next(), absl::StrCat("step ", step));
   }

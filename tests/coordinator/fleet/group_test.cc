@@ -252,7 +252,7 @@ TEST(Group, TooManyUnregisteredConnectionsAreTurnedAway) {
   EXPECT_EQ(h.closed[65].code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(Group, ResultsAreGivenOutInOrderWhenEveryRankHasAcked) {
+TEST(Group, ResultsOfRankZeroAreGivenOutInOrder) {
   GroupHarness h(2);
   h.BringUp(2);
   h.Submit(1);
@@ -260,24 +260,48 @@ TEST(Group, ResultsAreGivenOutInOrderWhenEveryRankHasAcked) {
   EXPECT_EQ(h.Count(1, Message::kStepPlan), 2);
   EXPECT_EQ(h.Count(2, Message::kStepPlan), 2);
   h.Result(1, 0, 1);
-  h.Result(1, 0, 2);
-  EXPECT_THAT(h.events, ElementsAre("ready 1/1"));
-  h.Result(2, 1, 1);
   EXPECT_THAT(h.events, ElementsAre("ready 1/1", "step 1 of rank 0"));
-  h.Result(2, 1, 1);  // a duplicate
-  h.Result(2, 1, 2);
+  h.Result(1, 0, 1);  // a duplicate
+  h.Result(1, 0, 2);
   EXPECT_THAT(h.events, ElementsAre("ready 1/1", "step 1 of rank 0", "step 2 of rank 0"));
+}
+
+TEST(Group, HeartbeatsTellWhatTheOtherRanksHaveFinished) {
+  GroupHarness h(2);
+  h.BringUp(2);
+  const auto finished = [&h] { return h.group.Snapshot(h.now).ranks[1].acked_step; };
+  h.Submit(1);
+  h.Submit(2);
+  h.Heartbeat(2, 1, 3, /*busy=*/true);
+  EXPECT_EQ(finished(), 0u);
+  h.Heartbeat(2, 2, 3, /*busy=*/true);
+  EXPECT_EQ(finished(), 1u);
+  h.Heartbeat(2, 2, 7, /*busy=*/false);
+  EXPECT_EQ(finished(), 2u);
+  h.Heartbeat(2, 9, 7, /*busy=*/false);  // of a plan that was never sent
+  EXPECT_EQ(finished(), 2u);
 }
 
 TEST(Group, AGapOrAResultOfTheFutureOrOfAnotherRankEndsTheEpoch) {
   for (const auto& [rank, step] :
-       std::vector<std::pair<uint32_t, uint64_t>>{{1, 2}, {1, 3}, {0, 1}}) {
+       std::vector<std::pair<uint32_t, uint64_t>>{{0, 2}, {0, 3}, {1, 1}}) {
     GroupHarness h(2);
     h.BringUp(2);
     h.Submit(1);
     h.Submit(2);
-    h.Result(2, rank, step);
+    h.Result(1, rank, step);
     EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1")) << rank << " " << step;
+    EXPECT_THAT(std::string(h.losses[0].message()), HasSubstr("rank 0"));
+  }
+}
+
+TEST(Group, OnlyRankZeroSpeaks) {
+  for (const uint32_t name : {0u, 1u}) {
+    GroupHarness h(2);
+    h.BringUp(2);
+    h.Submit(1);
+    h.Result(2, name, 1);
+    EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1")) << name;
     EXPECT_THAT(std::string(h.losses[0].message()), HasSubstr("rank 1"));
   }
 }
@@ -294,7 +318,6 @@ TEST(Group, ResultsAfterALossAreNotGivenOut) {
   GroupHarness h(2);
   h.BringUp(2);
   h.Submit(1);
-  h.Result(1, 0, 1);
   h.group.Disconnected(2, h.now);
   h.Result(1, 0, 1);
   EXPECT_THAT(h.events, ElementsAre("ready 1/1", "lost 1/1"));

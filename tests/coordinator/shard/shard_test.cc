@@ -53,17 +53,57 @@ std::vector<const Node*> NodesOf(const ModelGraph& graph, Node::OpCase op) {
 
 constexpr char kLayer0[] = "model.layers.0.";
 
-TEST(Shard, SmolLm2OnTwoWorkersSplitsNineHeadsIntoSixAndThree) {
+struct Heads {
+  uint32_t q, kv;
+};
+
+std::vector<Heads> HeadsOf(const std::vector<RankPlan>& plans) {
+  std::vector<Heads> heads;
+  for (const RankPlan& plan : plans) {
+    const internal::Attention& attention = NodesOf(plan.graph(), Node::kAttention)[0]->attention();
+    heads.push_back({attention.q_heads(), attention.kv_heads()});
+  }
+  return heads;
+}
+
+TEST(Shard, SmolLm2OnTwoWorkersSplitsNineHeadsIntoFiveAndFour) {
   const auto plans = Plans(SmolLm2Config(2), "q4_1", EvenShares(2));
   ASSERT_EQ(plans.size(), 2);
-  EXPECT_EQ(NodesOf(plans[0].graph(), Node::kAttention)[0]->attention().q_heads(), 6);
-  EXPECT_EQ(NodesOf(plans[0].graph(), Node::kAttention)[0]->attention().kv_heads(), 2);
-  EXPECT_EQ(NodesOf(plans[1].graph(), Node::kAttention)[0]->attention().q_heads(), 3);
-  EXPECT_EQ(NodesOf(plans[1].graph(), Node::kAttention)[0]->attention().kv_heads(), 1);
-  // 24 MLP units: the rank with more heads gets fewer, so that both read nearly the same bytes of a
-  // layer.
-  EXPECT_EQ(Load(plans[0], absl::StrCat(kLayer0, "mlp.down_proj.weight")).col_end(), 11 * 64);
-  EXPECT_EQ(Load(plans[1], absl::StrCat(kLayer0, "mlp.down_proj.weight")).col_begin(), 11 * 64);
+  // The middle KV head is on both: whole groups would give one rank six Q heads, and two KV heads
+  // as well.
+  EXPECT_EQ(HeadsOf(plans)[0].q, 5);
+  EXPECT_EQ(HeadsOf(plans)[0].kv, 2);
+  EXPECT_EQ(HeadsOf(plans)[1].q, 4);
+  EXPECT_EQ(HeadsOf(plans)[1].kv, 2);
+  // 24 MLP units, each more than the difference of the heads.
+  EXPECT_EQ(Load(plans[0], absl::StrCat(kLayer0, "mlp.down_proj.weight")).col_end(), 12 * 64);
+  EXPECT_EQ(Load(plans[1], absl::StrCat(kLayer0, "mlp.down_proj.weight")).col_begin(), 12 * 64);
+}
+
+TEST(Shard, GroupsStayWholeWhereSplittingThemCostsCacheOrWinsNothing) {
+  struct Case {
+    uint32_t q, kv;
+    size_t ranks;
+    std::vector<Heads> heads;
+  };
+  const Case cases[] = {
+      {32, 8, 2, {{16, 4}, {16, 4}}},          // as even either way
+      {32, 8, 3, {{12, 3}, {12, 3}, {8, 2}}},  // one by one a rank would keep 4 KV heads
+      {28, 4, 3, {{10, 2}, {9, 2}, {9, 2}}},   // whole groups: 14, 7, 7
+      {8, 8, 3, {{3, 3}, {3, 3}, {2, 2}}},     // no groups
+      {12, 4, 4, {{3, 1}, {3, 1}, {3, 1}, {3, 1}}},
+  };
+  for (const Case& c : cases) {
+    ModelConfig config = SmolLm2Config(1);
+    config.heads = c.q;
+    config.kv_heads = c.kv;
+    const auto heads = HeadsOf(Plans(config, "q4_1", EvenShares(c.ranks)));
+    ASSERT_EQ(heads.size(), c.ranks);
+    for (size_t r = 0; r < c.ranks; ++r) {
+      EXPECT_EQ(heads[r].q, c.heads[r].q) << c.q << "/" << c.kv << " rank " << r;
+      EXPECT_EQ(heads[r].kv, c.heads[r].kv) << c.q << "/" << c.kv << " rank " << r;
+    }
+  }
 }
 
 TEST(Shard, FewerKvHeadsThanRanksSpreadsQHeadsAndReplicatesTheirKvHeads) {
@@ -206,6 +246,15 @@ TEST(Shard, BytesOfALayerFollowTheShares) {
   const double share = static_cast<double>(bytes[0]) / static_cast<double>(bytes[0] + bytes[1]);
   // Off by less than one MLP unit, a 24th of three quarters of the layer.
   EXPECT_NEAR(share, 1.0 / 3, 1.0 / 32);
+}
+
+TEST(Shard, TheMlpMakesUpForUnevenHeads) {
+  ModelConfig config = SmolLm2Config(1);
+  config.heads = config.kv_heads = 3;  // two heads and one, nothing to spread
+  const auto plans = Plans(config, "q4_1", EvenShares(2));
+  const uint64_t first =
+      Load(plans[0], absl::StrCat(kLayer0, "mlp.down_proj.weight")).col_end() / 64;
+  EXPECT_LT(first, 12);  // of 24 units
 }
 
 TEST(Shard, RanksWithoutUnitsOfAMatrixHaveEmptyPartsOfIt) {

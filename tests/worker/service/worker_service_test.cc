@@ -190,9 +190,9 @@ class WorkerServiceTest : public testing::Test {
     CoordinatorMessage message;
     internal::Assign& assign = *message.mutable_assign();
     assign.set_term(term);
-    assign.set_rank(1);
+    assign.set_rank(0);
     assign.set_world(2);
-    assign.mutable_plan()->set_rank(1);
+    assign.mutable_plan()->set_rank(0);
     assign.mutable_plan()->set_world(2);
     assign.mutable_plan()->set_digest(digest);
     stream.Send(message);
@@ -257,9 +257,9 @@ TEST_F(WorkerServiceTest, AFallbackIsRefusedWhenTheCoordinatorWantsFastKernels) 
   CoordinatorMessage message;
   internal::Assign& assign = *message.mutable_assign();
   assign.set_term(1);
-  assign.set_rank(1);
+  assign.set_rank(0);
   assign.set_world(2);
-  assign.mutable_plan()->set_rank(1);
+  assign.mutable_plan()->set_rank(0);
   assign.mutable_plan()->set_world(2);
   assign.mutable_plan()->set_digest("d1");
   assign.mutable_numerics()->set_require_fast_kernels(true);
@@ -268,7 +268,7 @@ TEST_F(WorkerServiceTest, AFallbackIsRefusedWhenTheCoordinatorWantsFastKernels) 
   while (answer.has_progress()) answer = stream->Next();
   ASSERT_TRUE(answer.has_failure()) << answer.ShortDebugString();
   EXPECT_EQ(answer.failure().code(), static_cast<uint32_t>(absl::StatusCode::kUnimplemented));
-  for (const char* word : {"--require-kernels=fast", "rank 1", "layers.0.q_proj", "fake"})
+  for (const char* word : {"--require-kernels=fast", "rank 0", "layers.0.q_proj", "fake"})
     EXPECT_NE(answer.failure().message().find(word), std::string::npos)
         << word << " in " << answer.failure().message();
 }
@@ -362,7 +362,7 @@ TEST_F(WorkerServiceTest, SilenceEndsTheEpochKeepsTheWeightsAndDialsAgain) {
   EXPECT_TRUE(stream->WaitForEnd());
   EXPECT_EQ(again.term(), 5u);
   EXPECT_EQ(again.plan_digest(), "d1");
-  EXPECT_EQ(again.held_rank(), 1u);
+  EXPECT_EQ(again.held_rank(), 0u);
   Assign(*second, 6);
   EXPECT_EQ(AwaitLoaded(*second).read_bytes(), 0u);
   EXPECT_EQ(log_.Count("load d1"), 1);
