@@ -32,7 +32,8 @@ uint64_t FieldOf(const char* path, absl::string_view name) {
   return 0;
 }
 
-// Resident bytes of every mapping, by its first address.
+// Resident bytes of every mapping, by its first address. One look at all of them: /proc/self/
+// smaps_rollup would walk the page tables once more, and at another time.
 std::map<uintptr_t, uint64_t> ResidentByAddress() {
   std::map<uintptr_t, uint64_t> resident;
   std::ifstream in("/proc/self/smaps");
@@ -57,6 +58,8 @@ std::map<uintptr_t, uint64_t> ResidentByAddress() {
 internal::MemoryReport MeasureMemory() {
   internal::MemoryReport report;
   const std::map<uintptr_t, uint64_t> resident = ResidentByAddress();
+  uint64_t all = 0;
+  for (const auto& [address, bytes] : resident) all += bytes;
   uint64_t weights = 0, cache = 0, cache_resident = 0, workspace = 0, workspace_resident = 0;
   for (const MappedMemory& mapping : MappedMemories()) {
     internal::MappedPart& part = *report.add_mappings();
@@ -84,7 +87,7 @@ internal::MemoryReport MeasureMemory() {
   report.set_kv_cache_resident_bytes(cache_resident);
   report.set_workspace_bytes(workspace);
   report.set_workspace_resident_bytes(workspace_resident);
-  report.set_resident_bytes(FieldOf("/proc/self/smaps_rollup", "Rss:"));
+  report.set_resident_bytes(all);
   report.set_peak_resident_bytes(FieldOf("/proc/self/status", "VmHWM:"));
   return report;
 }

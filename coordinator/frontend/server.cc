@@ -16,7 +16,8 @@
 namespace bitshard {
 namespace {
 
-// Prompts are text: the longest context we know, four bytes a token, with room.
+// Prompts are text: the longest context we know, four bytes a token, with room. Texts that Tokenize
+// takes fit (text_methods.cc).
 constexpr int kMaxReceiveBytes = 8 << 20;
 constexpr int kMaxMetadataBytes = 16 << 10;
 constexpr int kMaxStreams = 1000;  // per connection

@@ -13,18 +13,19 @@
 namespace bitshard {
 namespace {
 
-absl::Status TooLong(const std::string& field, uint64_t bytes, const ServedModel& model) {
-  return BadFieldError(field, absl::StrCat(bytes, " bytes are more than ", MaxTextBytes(model),
-                                           ", far beyond the context; send it in pieces"));
-}
+// Of Tokenize, whose texts need not fit the context: some below what a message may have
+// (server.cc).
+constexpr uint64_t kMaxTokenizedBytes = 8'000'000;
 
 }  // namespace
 
 absl::Status Tokenize(const ServedModel& model, const v1::TokenizeRequest& request,
                       v1::TokenizeResponse* response) {
   RETURN_IF_ERROR(CheckModelName(model, request.model()));
-  if (request.text().size() > MaxTextBytes(model))
-    return TooLong("text", request.text().size(), model);
+  if (request.text().size() > kMaxTokenizedBytes) {
+    return BadFieldError("text", absl::StrCat("must have at most ", kMaxTokenizedBytes,
+                                              " bytes, not ", request.text().size()));
+  }
   EncodeOptions options;
   if (request.has_add_special()) options.add_special = request.add_special();
   options.parse_special = request.parse_special();
@@ -65,7 +66,12 @@ absl::Status ApplyChatTemplate(const ServedModel& model,
   uint64_t bytes = 0;
   for (const v1::ChatMessage& message : request.chat().messages())
     bytes += message.content().size();
-  if (bytes > MaxTextBytes(model)) return TooLong("chat.messages", bytes, model);
+  if (bytes > MaxTextBytes(model)) {
+    return BadFieldError(
+        "chat.messages",
+        absl::StrCat(bytes, " bytes are more than ", MaxTextBytes(model),
+                     ", far beyond the context of ", model.context_tokens, " tokens"));
+  }
   ASSIGN_OR_RETURN(*response->mutable_text(), RenderChat(request.chat(), model, "chat"));
   ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, TokenizeChat(response->text(), model));
   for (const int32_t token : tokens) response->add_token_ids(static_cast<uint32_t>(token));

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/declare.h"
@@ -56,7 +57,13 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 // The text's tokens, and what the model puts before every text (BOS), if anything.
 absl::Status Tokenize(ScoredModel& model, const std::string& text, std::vector<uint32_t>* tokens,
                       std::vector<uint32_t>* bos) {
-  ASSIGN_OR_RETURN(*tokens, model.Tokenize(text));
+  absl::StatusOr<std::vector<uint32_t>> all = model.Tokenize(text);
+  if (!all.ok()) {
+    return absl::Status(all.status().code(),
+                        absl::StrCat("--text=", absl::GetFlag(FLAGS_text), ", ", text.size(),
+                                     " bytes: ", all.status().message()));
+  }
+  *tokens = *std::move(all);
   ASSIGN_OR_RETURN(*bos, model.Tokenize(""));
   if (bos->size() > 1) {
     return absl::UnimplementedError(
@@ -250,7 +257,7 @@ const RegisterVerb kRegistered({
         "  --activations=a16 --kv-cache-dtype=bf16   its mode\n"
         "  --base=MODEL          what it is compared with (the tested model)\n"
         "  --base-activations=f32 --base-kv-cache-dtype=f32   its mode\n"
-        "  --text=FILE           the text\n"
+        "  --text=FILE           the text, at most 8,000,000 bytes\n"
         "  --ctx=N               tokens in a window (512)\n"
         "  --chunks=N            so many windows at most (all)\n"
         "  --workers=N --base-workers=N   worker processes (1; as --workers)\n"

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/declare.h"
@@ -63,11 +65,17 @@ void PrintFormats(const TensorIndex& index) {
   for (const TensorInfo& tensor : index.tensors())
     name_width = std::max(name_width, tensor.format.size());
   const int width = static_cast<int>(name_width);
+  // A tied head that is stored in the embedding's place is in the index under both names: its bytes
+  // are the file's only once.
+  std::set<std::pair<uint32_t, uint64_t>> counted;  // file and offset
   for (const TensorInfo& tensor : index.tensors()) {
-    for (Sum* sum : {&by_format[tensor.format], &all}) {
-      ++sum->tensors;
-      sum->values += tensor.rows * tensor.cols;
-      sum->bytes += tensor.bytes();
+    const TensorPart& first = tensor.parts.front();
+    if (first.bytes == 0 || counted.emplace(first.file, first.offset).second) {
+      for (Sum* sum : {&by_format[tensor.format], &all}) {
+        ++sum->tensors;
+        sum->values += tensor.rows * tensor.cols;
+        sum->bytes += tensor.bytes();
+      }
     }
     if (absl::GetFlag(FLAGS_tensors)) {
       std::printf("  %-56s %-*s [%s] %s\n", tensor.name.c_str(), width, tensor.format.c_str(),

@@ -10,6 +10,7 @@
 #include "kernels/cpu/linear_store.h"
 #include "kernels/cpu/linear_unpack_avx2.h"
 #include "kernels/cpu/scale_plane_avx2.h"
+#include "kernels/cpu/vec16_avx2.h"
 
 namespace bitshard {
 namespace {
@@ -40,20 +41,6 @@ struct TileView {
 };
 
 ISA_BEGIN_AVX2
-
-// 16 lanes of f32.
-struct Lanes {
-  __m256 low, high;
-};
-
-ISA_INLINE Lanes LoadLanes(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-ISA_INLINE void StoreLanes(float* p, Lanes v) {
-  _mm256_storeu_ps(p, v.low);
-  _mm256_storeu_ps(p + 8, v.high);
-}
-ISA_INLINE Lanes Fma(Lanes a, Lanes b, Lanes c) {
-  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
-}
 
 ISA_INLINE void LoadGroup(const LinearArgs& args, int64_t group, TileView& view, Block& block) {
   ISA_UNROLL
@@ -88,21 +75,13 @@ ISA_INLINE void DequantizeRun(const uint8_t* codes, const Block& block,
   }
 }
 
-template <int kKind>
-ISA_INLINE __m256 Widen(__m128i bits) {
-  return kKind == kDenseF16
-             ? _mm256_cvtph_ps(bits)
-             : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
 // One row of one run of a dense matrix.
 template <int kKind>
-ISA_INLINE Lanes DenseRow(const TileView& view, int64_t run, int r) {
-  if (kKind == kDenseF32)
-    return LoadLanes(reinterpret_cast<const float*>(view.codes) + run * 256 + 16 * r);
-  const uint16_t* values = reinterpret_cast<const uint16_t*>(view.codes) + run * 256 + 16 * r;
-  return {Widen<kKind>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values))),
-          Widen<kKind>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values + 8)))};
+ISA_INLINE Vec16 DenseRow(const TileView& view, int64_t run, int r) {
+  const int64_t at = run * 256 + 16 * r;
+  if (kKind == kDenseF32) return Load(reinterpret_cast<const float*>(view.codes) + at);
+  const uint16_t* values = reinterpret_cast<const uint16_t*>(view.codes) + at;
+  return kKind == kDenseF16 ? LoadF16(values) : LoadBf16(values);
 }
 
 // Runs [run, run + runs) into the block's buffer.
@@ -113,7 +92,7 @@ ISA_INLINE void Decode(const LinearArgs& args, int64_t run, int runs, TileView& 
     for (int b = 0; b < runs; ++b) {
       ISA_UNROLL
       for (int r = 0; r < kTileRows; ++r)
-        StoreLanes(block.decoded[b][r], DenseRow<kKind>(view, run + b, r));
+        Store(block.decoded[b][r], DenseRow<kKind>(view, run + b, r));
     }
     return;
   }
@@ -139,7 +118,7 @@ ISA_INLINE void Decode(const LinearArgs& args, int64_t run, int runs, TileView& 
 }
 
 // Lanes l + 8, l + 4, l + 2, l + 1 of the columns lie 1, 8, 4, 2 places apart in lane order.
-ISA_INLINE float SumLanes(Lanes v) {
+ISA_INLINE float SumLanes(Vec16 v) {
   v.low = _mm256_add_ps(v.low, _mm256_permute_ps(v.low, 0xb1));
   v.high = _mm256_add_ps(v.high, _mm256_permute_ps(v.high, 0xb1));
   __m256 s = _mm256_add_ps(v.low, v.high);
@@ -194,8 +173,7 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
   const float* x = args.x + row * args.padded_cols;
   for (int i = 0; i < rows; ++i) {
     ISA_UNROLL
-    for (int r = 0; r < kTileRows; ++r)
-      StoreLanes(block.acc[i][r], {_mm256_setzero_ps(), _mm256_setzero_ps()});
+    for (int r = 0; r < kTileRows; ++r) Store(block.acc[i][r], Zero());
   }
   for (int64_t run = begin; run < end; run += kBufferRuns) {
     const int runs = static_cast<int>(end - run < kBufferRuns ? end - run : kBufferRuns);
@@ -213,7 +191,7 @@ void RunSegment(const LinearArgs& args, TileView& view, int64_t begin, int64_t e
   }
   for (int i = 0; i < rows; ++i) {
     ISA_UNROLL
-    for (int r = 0; r < kTileRows; ++r) block.values[i][r] = SumLanes(LoadLanes(block.acc[i][r]));
+    for (int r = 0; r < kTileRows; ++r) block.values[i][r] = SumLanes(Load(block.acc[i][r]));
   }
 }
 

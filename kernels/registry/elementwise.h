@@ -30,8 +30,8 @@ void ResidualAdd(const float* a, int64_t a_stride, const float* b, int64_t b_str
 // out[i] = ExpF32(x[i] - shift): the vector form for softmax sums over a vocabulary.
 void ExpShifted(const float* x, float shift, int64_t count, float* out, Isa isa);
 
-// One row of these and of SumsToF32 (reduction.h), for ops that do several things to a row while it
-// is in the cache. Chosen once, at bind.
+// One row of these and of fixed-point sums (reduction.h), for ops that do several things to a row
+// while it is in the cache. Chosen once, at bind.
 struct RowKernels {
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t width,
                    float* y) = nullptr;

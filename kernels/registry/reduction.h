@@ -16,19 +16,10 @@ int64_t F32ToFixed(float value);
 // Through double.
 float FixedToF32(int64_t sum);
 
-// y = f32(sums) (+ bias, which may be null). A row with poison[row] != 0 becomes NaN in all its
-// columns: it ends as non-finite logits of that request alone.
-void SumsToF32(const int64_t* sums, int64_t sums_stride, const int64_t* poison, int64_t rows,
-               int64_t width, const float* bias, float* y, int64_t y_stride, ThreadPool& pool);
-
 // out[tokens, cols]: raw f32 bits (as 0..2^32-1) of row token - vocab_begin of `embedding`; all
 // zero for a token whose row this rank does not hold.
 void GatherRawBits(const PackedMatrix& embedding, int64_t vocab_begin,
                    absl::Span<const int32_t> tokens, int64_t* out, int64_t stride,
                    ThreadPool& pool);
-
-// y = the f32 with those bits.
-void RawBitsToF32(const int64_t* bits, int64_t bits_stride, int64_t rows, int64_t width, float* y,
-                  int64_t y_stride, ThreadPool& pool);
 
 }  // namespace bitshard

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import unittest
@@ -49,6 +50,35 @@ class CommandLineTest(unittest.TestCase):
         for word in ("q4_1", "q8_0", "3 workers", "kernels of this machine", "GMAC/s"):
             self.assertIn(word, result.stdout)
 
+    def test_inspect_counts_a_head_that_is_the_embedding_too_once(self):
+        untied = pathlib.Path(golden_model("ct-int4-embed-lmhead-int8"))
+        tied = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+        config = json.loads((untied / "config.json").read_text())
+        (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+        # The same file without the embedding: only the head is stored.
+        stored = (untied / "model.safetensors").read_bytes()
+        begin = 8 + int.from_bytes(stored[:8], "little")
+        header, data = {}, b""
+        for name, entry in json.loads(stored[8:begin]).items():
+            if name == "__metadata__" or name.startswith("model.embed_tokens."):
+                continue
+            first, end = entry["data_offsets"]
+            header[name] = entry | {"data_offsets": [len(data), len(data) + end - first]}
+            data += stored[begin + first:begin + end]
+        text = json.dumps(header).encode()
+        (tied / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+        def formats(model):  # tensors and values of each
+            result = run("inspect", str(model))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            rows = re.findall(r"^  (\S.*?) +(\d+) +(\d+) +\S+ \S+ +[\d.]+$", result.stdout, re.MULTILINE)
+            return {name: (int(tensors), int(values)) for name, tensors, values in rows}
+        two, one = formats(untied), formats(tied)
+        int8 = next(name for name in two if name.startswith("ct_int8"))
+        self.assertEqual(two[int8], (2, 2 * 512 * 128))
+        self.assertEqual(one[int8], (1, 512 * 128))
+        self.assertEqual(one["all"], (two["all"][0] - 1, two["all"][1] - 512 * 128))
+
     def test_fallback_kernels_are_refused_when_fast_ones_are_required(self):
         if "avx2" not in open("/proc/cpuinfo").read():
             self.skipTest("this machine has no set of instructions beyond the scalar one")
@@ -70,7 +100,8 @@ class CommandLineTest(unittest.TestCase):
         for path in ("coordinator/bitshard-coordinator", "worker/bitshard-worker"):
             os.symlink(ROOT / path, pathlib.Path(folder) / pathlib.Path(path).name)
         text = pathlib.Path(folder, "text")
-        text.write_text("def score(tokens, first):\n    return [log_prob(t) for t in tokens[first:]]\n" * 40)
+        # Far longer than the context of 2048 tokens: Tokenize is not bound by it.
+        text.write_text("def score(tokens, first):\n    return [log_prob(t) for t in tokens[first:]]\n" * 8000)
         common = [f"--test={golden_model('gguf-Q4_1')}", f"--text={text}", f"--bin-dir={folder}", "--ctx=64",
                   "--chunks=3", "--kv-cache-dtype=f32", "--json"]
         # Any number of workers, and any two of them: the bits are the same.

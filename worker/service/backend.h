@@ -35,7 +35,7 @@ struct WorkerBackend {
                                                             const std::atomic<bool>& stop)>
       join;  // soon over once another thread sets `stop`
   std::function<absl::Status(Collective& collective)> self_test;
-  // On the control thread and the step thread; may be empty.
+  // On the step thread and, at the same time, on a thread of its own; may be empty.
   std::function<internal::MemoryReport()> measure_memory;
 
   // A bind to any fallback kernel is an error, whatever the coordinator says.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -141,6 +142,8 @@ WorkerService::Verdict WorkerService::ServeOneStream() {
   int64_t beat_ns = begin_ns + period_ns;
   const int64_t memory_period_ns = absl::ToInt64Nanoseconds(options_.memory_period);
   int64_t memory_ns = begin_ns + memory_period_ns;
+  // Aside, for the page tables of a large process take a while and heartbeats must not wait.
+  std::future<internal::MemoryReport> measuring;
   while (verdict == Verdict::kGoOn) {
     if (std::optional<Event> event = NextEvent(absl::Nanoseconds(beat_ns - MonotonicNanos()))) {
       verdict = Handle(*std::move(event));
@@ -149,8 +152,11 @@ WorkerService::Verdict WorkerService::ServeOneStream() {
     if (verdict != Verdict::kGoOn || now_ns < beat_ns) continue;
     SendHeartbeat();
     beat_ns = now_ns + period_ns;
-    if (now_ns >= memory_ns) {
-      SendMemoryReport();
+    if (measuring.valid()) {
+      if (measuring.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
+        SendMemoryReport(measuring.get());
+    } else if (now_ns >= memory_ns && measure_memory_ && epoch_ != 0) {
+      measuring = std::async(std::launch::async, measure_memory_);
       memory_ns = now_ns + memory_period_ns;
     }
     if (now_ns - std::max<int64_t>(begin_ns, last_heard_ns_) >= silence_ns) {
@@ -280,10 +286,9 @@ void WorkerService::SendHeartbeat() {
   stream_->Send(std::move(message));
 }
 
-void WorkerService::SendMemoryReport() {
-  if (!measure_memory_ || epoch_ == 0) return;
+void WorkerService::SendMemoryReport(internal::MemoryReport report) {
   internal::WorkerMessage message;
-  *message.mutable_memory_report() = measure_memory_();
+  *message.mutable_memory_report() = std::move(report);
   absl::MutexLock lock(&stream_mu_);
   stream_->Send(std::move(message));
 }

@@ -79,7 +79,7 @@ class WorkerService {
   void HandleJoin(const internal::JoinCommunicator& join);
   internal::WorkerMessage Registration() const;
   void SendHeartbeat();
-  void SendMemoryReport();
+  void SendMemoryReport(internal::MemoryReport report);
   void SendFailure(const absl::Status& status, uint64_t epoch);
 
   const Options options_;

@@ -257,13 +257,30 @@ TEST_F(ValidationTest, TokenizeAndBack) {
               ElementsAre("token_ids[3]"));
 }
 
-TEST_F(ValidationTest, TextsTooLongToFitAreNotTokenized) {
+TEST_F(ValidationTest, TokenizeIsBoundByBytesAndNotByTheContext) {
   v1::TokenizeRequest tokenize;
-  tokenize.set_text(std::string(64 * 256 + 1, 'x'));
+  const uint64_t beyond_context = uint64_t{model_.context_tokens} * 256 + 1;
+  tokenize.set_text(std::string(beyond_context, 'x'));
   v1::TokenizeResponse tokens;
   grpc::ClientContext a;
-  EXPECT_EQ(stub_->Tokenize(&a, tokenize, &tokens).error_code(),
-            grpc::StatusCode::INVALID_ARGUMENT);
+  ASSERT_TRUE(stub_->Tokenize(&a, tokenize, &tokens).ok());
+  EXPECT_EQ(static_cast<uint64_t>(tokens.token_ids_size()), beyond_context);
+  tokenize.set_text(std::string(8'000'001, 'x'));
+  grpc::ClientContext b;
+  const absl::Status refused = FromGrpc(stub_->Tokenize(&b, tokenize, &tokens));
+  EXPECT_THAT(BadFields(refused), ElementsAre("text"));
+  EXPECT_THAT(refused.message(), HasSubstr("at most 8000000 bytes, not 8000001"));
+}
+
+TEST_F(ValidationTest, ChatsTooLongToFitAreNotRendered) {
+  v1::ApplyChatTemplateRequest request;
+  v1::ChatMessage& message = *request.mutable_chat()->add_messages();
+  message.set_role("user");
+  message.set_content(std::string(64 * 256 + 1, 'x'));
+  v1::ApplyChatTemplateResponse response;
+  grpc::ClientContext context;
+  EXPECT_THAT(BadFields(FromGrpc(stub_->ApplyChatTemplate(&context, request, &response))),
+              ElementsAre("chat.messages"));
 }
 
 TEST_F(ValidationTest, ApplyChatTemplateShowsThePrompt) {

@@ -110,6 +110,16 @@ internal::Heartbeat FakeCoordinator::Stream::NextHeartbeat(
   return {};
 }
 
+internal::MemoryReport FakeCoordinator::Stream::NextMemoryReport(
+    const std::function<bool(const internal::MemoryReport&)>& wanted) {
+  auto message = Take([&](const internal::WorkerMessage& m) {
+    return m.has_memory_report() && wanted(m.memory_report());
+  });
+  if (message.has_value()) return message->memory_report();
+  ADD_FAILURE() << "no such memory report came";
+  return {};
+}
+
 bool FakeCoordinator::Stream::WaitForEnd() {
   absl::MutexLock lock(&mu_);
   auto over = [this] { return ended_; };

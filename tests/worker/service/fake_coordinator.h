@@ -30,6 +30,9 @@ class FakeCoordinator final : public internal::Fleet::Service {
     // The next heartbeat for which `wanted` holds.
     internal::Heartbeat NextHeartbeat(
         const std::function<bool(const internal::Heartbeat&)>& wanted);
+    // The next memory report for which `wanted` holds.
+    internal::MemoryReport NextMemoryReport(
+        const std::function<bool(const internal::MemoryReport&)>& wanted);
     // True when the worker's side ended before the deadline.
     bool WaitForEnd();
     // Ends the stream from the coordinator's side.
