@@ -14,11 +14,10 @@ namespace {
 constexpr int kPanelTiles = 4;  // row tiles unpacked together
 constexpr int kStripTiles = 4;  // tiles of 64 columns unpacked together
 constexpr int kChunkRows = 64;  // rows of x that use them
-constexpr int kBlockRows = 4;   // rows of x in registers
+constexpr int kBlockRows = 2;   // rows of x in registers
 using IntStrip = Strip<kStripTiles>;
 constexpr int kMaxCells = IntStrip::kMaxCells;
-static_assert(kMaxCells == 16);                            // a vector
-constexpr int kMaxLines = kPanelTiles * kStripTiles * 24;  // 16 of 8-bit codes and some of scales
+static_assert(kMaxCells == 16);  // a vector
 
 // What cells need of a row of x: the activations' scale; that times the sum of q; the sum of q, or
 // what the zero point makes of it when it is one for the matrix.
