@@ -7,10 +7,16 @@
 #include "absl/strings/str_join.h"
 
 #include "coordinator/fleet/cache_size.h"
+#include "coordinator/fleet/collective_choice.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
 
 namespace bitshard {
+namespace {
+
+constexpr size_t kMaxRendezvousBytes = size_t{64} << 10;
+
+}  // namespace
 
 const char* Name(Group::State state) {
   switch (state) {
@@ -101,6 +107,9 @@ void Group::Received(ConnectionId connection, std::unique_ptr<internal::WorkerMe
       break;
     case internal::WorkerMessage::kLoaded:
       OnLoaded(*member, message->loaded(), now);
+      break;
+    case internal::WorkerMessage::kRendezvous:
+      OnRendezvous(*member, message->rendezvous(), now);
       break;
     case internal::WorkerMessage::kJoined:
       OnJoined(*member, message->joined(), now);
@@ -264,12 +273,42 @@ void Group::StartJoining(absl::Time now) {
   // Longer than our own patience: the one who knows all ranks names the missing one.
   join.set_timeout_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.join_timeout)) +
                       2000);
+  std::vector<const internal::Register*> ranks;
+  for (const auto& [connection, member] : members_) {
+    if (member.has_rank()) ranks.push_back(&member.registration);
+  }
+  join.set_collective(ChooseCollective(ranks));
+  join.set_several_hosts(OnSeveralHosts(ranks));
+  LogInfo("fleet: event=group_joining term={} epoch={} collective={} several_hosts={}", term_,
+          epoch_, join.collective(), join.several_hosts());
   for (auto& [connection, member] : members_) {
     if (!member.has_rank()) continue;
     member.phase = Member::Phase::kJoining;
     member.phase_since = member.moved_at = now;
     member.acked_step = member.step = member.op = 0;
     member.busy = false;
+    member.rendezvous.clear();
+  }
+  SendToRanks(std::move(message));
+}
+
+void Group::OnRendezvous(Member& member, const internal::Rendezvous& rendezvous, absl::Time now) {
+  if (rendezvous.epoch() != epoch_ || state_ != State::kJoining ||
+      member.phase != Member::Phase::kJoining)
+    return;
+  if (rendezvous.data().empty() || rendezvous.data().size() > kMaxRendezvousBytes ||
+      !member.rendezvous.empty()) {
+    Unexpected(member, "a Rendezvous that is empty, too long or the second one", now);
+    return;
+  }
+  member.rendezvous = rendezvous.data();
+  internal::CoordinatorMessage message;
+  internal::RendezvousOfAll& all = *message.mutable_rendezvous_of_all();
+  all.set_epoch(epoch_);
+  for (uint32_t rank = 0; rank < options_.world; ++rank) {
+    const Member* other = Rank(rank);
+    if (other == nullptr || other->rendezvous.empty()) return;
+    all.add_data(other->rendezvous);
   }
   SendToRanks(std::move(message));
 }

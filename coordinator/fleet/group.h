@@ -94,6 +94,7 @@ class Group {
   bool AllIn(Member::Phase phase) const;
 
   void OnLoaded(Member& member, const internal::Loaded& loaded, absl::Time now);
+  void OnRendezvous(Member& member, const internal::Rendezvous& rendezvous, absl::Time now);
   void OnJoined(Member& member, const internal::Joined& joined, absl::Time now);
   void OnReady(Member& member, const internal::Ready& ready, absl::Time now);
   void OnResult(Member& member, std::unique_ptr<internal::StepResult> result, absl::Time now);

@@ -39,6 +39,7 @@ struct Member {
   internal::Progress progress;  // while loading
   absl::Time progress_at;       // when it last moved
   internal::Loaded loaded;
+  std::string rendezvous;      // while joining: what it told the others; empty = nothing yet
   internal::BringUp bring_up;  // since it was ready first
   internal::MemoryReport memory;
   absl::Time memory_at = absl::InfinitePast();  // when it came

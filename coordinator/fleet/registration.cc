@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "coordinator/fleet/collective_choice.h"
 #include "coordinator/fleet/group.h"
 #include "kernels/base/log.h"
 
@@ -17,6 +18,7 @@ namespace bitshard {
 namespace {
 
 constexpr size_t kMaxNameBytes = 256;  // of the strings that a worker says about itself
+constexpr int kMaxCollectives = 16;
 
 // Time depends on the lengths only, so that a peer cannot guess a token byte by byte.
 bool EqualInConstantTime(const std::string& a, const std::string& b) {
@@ -63,7 +65,8 @@ absl::Status Group::Acceptable(const internal::Register& registration) const {
       registration.host().size() > kMaxNameBytes || registration.build().size() > kMaxNameBytes ||
       registration.numerics_digest().size() > kMaxNameBytes ||
       registration.device().size() > kMaxNameBytes || registration.isa().size() > kMaxNameBytes ||
-      registration.plan_digest().size() > kMaxNameBytes) {
+      registration.plan_digest().size() > kMaxNameBytes ||
+      registration.collectives_size() > kMaxCollectives) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the registration has no instance, or a name of more than ", kMaxNameBytes, " bytes"));
   }
@@ -90,11 +93,14 @@ absl::Status Group::Acceptable(const internal::Register& registration) const {
           Short(other.registration.numerics_digest()),
           ": the two would not compute the same bits"));
     }
-    if (other.registration.host() != registration.host()) {
-      return absl::UnimplementedError(
-          absl::StrCat("it runs on host ", Short(registration.host()), ", others on ",
-                       Short(other.registration.host()),
-                       ": only the shm collective is built, which needs all workers on one host"));
+    // What every two have in common, all have: there are but shm, on one host, and gloo.
+    if (ChooseCollective({&other.registration, &registration}).empty()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "it runs on host ", Short(registration.host()), " with the collectives \"",
+          Short(absl::StrJoin(registration.collectives(), ",")), "\", pid ",
+          other.registration.pid(), " on host ", Short(other.registration.host()), " with \"",
+          Short(absl::StrJoin(other.registration.collectives(), ",")),
+          "\": they have none in common (shm needs one host); start both with --collective=auto"));
     }
   }
   return absl::OkStatus();

@@ -25,6 +25,11 @@ _REPOSITORIES = {
         package = "libbenchmark-dev",
         libraries = [_library("benchmark", ["-lbenchmark", "-lpthread"])],
     ),
+    "gloo": struct(
+        header = "gloo/transport/tcp/device.h",
+        package = "libgloo-dev",
+        libraries = [_library("gloo", ["-lgloo"])],
+    ),
     "grpc": struct(
         header = "grpcpp/grpcpp.h",
         package = "libgrpc++-dev",

@@ -38,6 +38,12 @@ class Collective {
   virtual void Abort() = 0;
 };
 
+// UNAVAILABLE "collective aborted by rank R": what operations return after an Abort.
+absl::Status CollectiveAbort(int rank);
+// Whether an operation ended with that. It is no cause: the rank that aborted has failed and says
+// why, or was told to end.
+bool IsCollectiveAbort(const absl::Status& status);
+
 // Ranks on one host over POSIX shared memory; also works between threads of one process. `id` names
 // the segment and carries term and epoch; rank 0 creates it, all attach, and it is unlinked once
 // all have attached (or on failure). UNAVAILABLE when not all ranks came within `timeout`: the

@@ -1,11 +1,11 @@
 #include "worker/collective/shm_collective.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "worker/collective/add.h"
 
 namespace bitshard {
 namespace {
@@ -14,24 +14,6 @@ constexpr size_t kPieceValues = kShmStagingBytes / sizeof(int64_t);
 // Where two short rounds beat one in which everyone reads everything; measured with
 // tests/bench/worker/collective_bench.
 constexpr size_t kScatterBytes = size_t{32} << 10;
-
-// Unsigned, because sums may wrap; by eights of known count, because -O2 vectorizes nothing else.
-void AddTo(int64_t* __restrict to, const uint8_t* __restrict from, size_t n) {
-  const auto add = [&](size_t i) {
-    uint64_t value;
-    std::memcpy(&value, from + i * sizeof(value), sizeof(value));
-    to[i] = static_cast<int64_t>(static_cast<uint64_t>(to[i]) + value);
-  };
-  size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    for (size_t j = 0; j < 8; ++j) add(i + j);
-  }
-  for (; i < n; ++i) add(i);
-}
-
-void Copy(void* to, const void* from, size_t bytes) {
-  if (bytes != 0 && to != from) std::memmove(to, from, bytes);
-}
 
 }  // namespace
 
@@ -43,7 +25,7 @@ ShmCollective::~ShmCollective() { exchange_.Leave(); }
 
 absl::Status ShmCollective::AllReduceSum(absl::Span<int64_t> values) {
   RETURN_IF_ERROR(exchange_.Begin());
-  const ShmOp op{.kind = ShmOpKind::kAllReduce, .bytes = values.size() * sizeof(int64_t)};
+  const Operation op{.kind = OperationKind::kAllReduce, .bytes = values.size() * sizeof(int64_t)};
   size_t done = 0;
   do {  // an empty message meets too: the ranks agree that it is empty
     const auto piece = values.subspan(done, kPieceValues);
@@ -55,7 +37,7 @@ absl::Status ShmCollective::AllReduceSum(absl::Span<int64_t> values) {
   return absl::OkStatus();
 }
 
-absl::Status ShmCollective::ReduceSmall(absl::Span<int64_t> piece, const ShmOp& op) {
+absl::Status ShmCollective::ReduceSmall(absl::Span<int64_t> piece, const Operation& op) {
   Copy(exchange_.Stage(), piece.data(), piece.size() * sizeof(int64_t));
   RETURN_IF_ERROR(exchange_.Meet(op));
   for (int r = 0; r < world(); ++r) {
@@ -64,7 +46,7 @@ absl::Status ShmCollective::ReduceSmall(absl::Span<int64_t> piece, const ShmOp& 
   return absl::OkStatus();
 }
 
-absl::Status ShmCollective::ReduceBig(absl::Span<int64_t> piece, const ShmOp& op) {
+absl::Status ShmCollective::ReduceBig(absl::Span<int64_t> piece, const Operation& op) {
   // Slices are whole cache lines: no two ranks write one line.
   const size_t slice = (piece.size() / world() + 8) / 8 * 8;
   const auto begin = [&](int r) { return std::min(piece.size(), r * slice); };
@@ -92,7 +74,7 @@ absl::Status ShmCollective::ReduceBig(absl::Span<int64_t> piece, const ShmOp& op
 absl::Status ShmCollective::AllGather(absl::Span<const uint8_t> mine, absl::Span<uint8_t> all) {
   CHECK_EQ(all.size(), mine.size() * world());
   RETURN_IF_ERROR(exchange_.Begin());
-  const ShmOp op{.kind = ShmOpKind::kAllGather, .bytes = mine.size()};
+  const Operation op{.kind = OperationKind::kAllGather, .bytes = mine.size()};
   size_t done = 0;
   do {
     const auto piece = mine.subspan(done, kShmStagingBytes);
@@ -110,7 +92,7 @@ absl::Status ShmCollective::AllGather(absl::Span<const uint8_t> mine, absl::Span
 absl::Status ShmCollective::Broadcast(absl::Span<uint8_t> data, int root) {
   CHECK(root >= 0 && root < world()) << "root " << root << " of " << world();
   RETURN_IF_ERROR(exchange_.Begin());
-  const ShmOp op{.kind = ShmOpKind::kBroadcast, .root = root, .bytes = data.size()};
+  const Operation op{.kind = OperationKind::kBroadcast, .root = root, .bytes = data.size()};
   size_t done = 0;
   do {
     const auto piece = data.subspan(done, kShmStagingBytes);

@@ -31,8 +31,8 @@ class ShmCollective final : public Collective {
   void Abort() override { exchange_.Abort(); }
 
  private:
-  absl::Status ReduceSmall(absl::Span<int64_t> piece, const ShmOp& op);
-  absl::Status ReduceBig(absl::Span<int64_t> piece, const ShmOp& op);
+  absl::Status ReduceSmall(absl::Span<int64_t> piece, const Operation& op);
+  absl::Status ReduceBig(absl::Span<int64_t> piece, const Operation& op);
 
   const std::unique_ptr<ShmSegment> segment_;
   ShmExchange exchange_;

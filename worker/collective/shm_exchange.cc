@@ -12,6 +12,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/thread_pool.h"
+#include "worker/collective/collective.h"
 #include "worker/collective/shm_futex.h"
 
 namespace bitshard {
@@ -53,22 +54,6 @@ int64_t SpinNs(const ShmView& view) {
   return cpus >= view.world() ? kSpinNs : kSpinCrowdedNs;
 }
 
-uint64_t Pack(const ShmOp& op) {
-  CHECK_LT(op.bytes, uint64_t{1} << 48);
-  return static_cast<uint64_t>(op.kind) << 56 | static_cast<uint64_t>(op.root) << 48 | op.bytes;
-}
-
-std::string Describe(uint64_t sequence, uint64_t op) {
-  static constexpr const char* kNames[] = {"nothing", "all_reduce", "all_gather", "broadcast"};
-  const uint64_t kind = op >> 56;
-  std::string text = absl::StrCat("operation ", sequence, ": ", kind < 4 ? kNames[kind] : "unknown",
-                                  " of ", op & ((uint64_t{1} << 48) - 1), " bytes");
-  if (kind == static_cast<uint64_t>(ShmOpKind::kBroadcast)) {
-    absl::StrAppend(&text, " from rank ", (op >> 48) & 0xff);
-  }
-  return text;
-}
-
 }  // namespace
 
 ShmExchange::ShmExchange(ShmView view, int rank, std::function<bool(int)> alive)
@@ -97,7 +82,7 @@ absl::Status ShmExchange::EndStatus() const {
     case ShmEnd::kNone:
       return absl::OkStatus();
     case ShmEnd::kAborted:
-      return absl::UnavailableError(absl::StrCat("collective aborted by rank ", who));
+      return CollectiveAbort(static_cast<int>(who));
     case ShmEnd::kDied:
       return absl::UnavailableError(absl::StrCat("collective: rank ", who, pid(), " has died"));
     case ShmEnd::kLeft:
@@ -116,13 +101,13 @@ absl::Status ShmExchange::Begin() {
   return failure_;
 }
 
-absl::Status ShmExchange::Meet(const ShmOp& op) {
+absl::Status ShmExchange::Meet(const Operation& op) {
   RETURN_IF_ERROR(failure_);
   ShmRankLine& mine = view_.line(rank_);
   ++phase_;
   ShmRankLine::Posted& posted = mine.posted[phase_ & 1];
   posted.sequence.store(sequence_, std::memory_order_relaxed);
-  posted.op.store(Pack(op), std::memory_order_relaxed);
+  posted.op.store(PackOperation(op), std::memory_order_relaxed);
   // The phase is sequentially consistent with the sleepers' count: either we see the sleeper, or it
   // sees the new phase.
   mine.cpu.store(static_cast<uint32_t>(sched_getcpu()), std::memory_order_relaxed);
@@ -179,17 +164,14 @@ absl::Status ShmExchange::Compare() const {
   const uint32_t parity = phase_ & 1;
   const auto posted = [&](int r) {
     const ShmRankLine::Posted& p = view_.line(r).posted[parity];
-    return std::pair(p.sequence.load(std::memory_order_relaxed),
-                     p.op.load(std::memory_order_relaxed));
+    return ToldOperation{p.sequence.load(std::memory_order_relaxed),
+                         p.op.load(std::memory_order_relaxed)};
   };
   // Everyone compares everyone with rank 0, so all ranks come to the same verdict.
-  const auto first = posted(0);
+  const ToldOperation first = posted(0);
   for (int r = 1; r < world(); ++r) {
-    const auto other = posted(r);
-    if (other == first) continue;
-    return absl::InternalError(absl::StrCat("collective: ranks disagree: rank 0 is in ",
-                                            Describe(first.first, first.second), ", rank ", r,
-                                            " is in ", Describe(other.first, other.second)));
+    if (const ToldOperation other = posted(r); other != first)
+      return RanksDisagree(first, r, other);
   }
   return absl::OkStatus();
 }

@@ -20,17 +20,10 @@
 
 #include "absl/status/status.h"
 
+#include "worker/collective/operation.h"
 #include "worker/collective/shm_layout.h"
 
 namespace bitshard {
-
-enum class ShmOpKind : uint8_t { kAllReduce = 1, kAllGather = 2, kBroadcast = 3 };
-
-struct ShmOp {
-  ShmOpKind kind;
-  int root = 0;
-  uint64_t bytes = 0;
-};
 
 class ShmExchange {
  public:
@@ -47,7 +40,7 @@ class ShmExchange {
 
   // INTERNAL on every rank when the ranks are in different operations; UNAVAILABLE when a rank
   // died, left or aborted. After an error every later call returns it again.
-  absl::Status Meet(const ShmOp& op);
+  absl::Status Meet(const Operation& op);
 
   const uint8_t* Of(int r) const { return view_.staging(r, phase_ & 1); }
 

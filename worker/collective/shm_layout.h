@@ -42,7 +42,7 @@ struct alignas(kShmLine) ShmRankLine {
   // never trusted.
   struct Posted {
     std::atomic<uint64_t> sequence;
-    std::atomic<uint64_t> op;  // kind << 56 | root << 48 | bytes
+    std::atomic<uint64_t> op;  // PackOperation
   } posted[2];
   // Written once, at join.
   alignas(kShmLine) std::atomic<uint32_t> joined;

@@ -28,7 +28,7 @@ class SoloCollective final : public Collective {
  private:
   absl::Status Alive() const {
     if (!aborted_.load(std::memory_order_acquire)) return absl::OkStatus();
-    return absl::UnavailableError("collective aborted by rank 0");
+    return CollectiveAbort(0);
   }
 
   std::atomic<bool> aborted_{false};

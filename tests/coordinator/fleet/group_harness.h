@@ -107,6 +107,12 @@ class GroupHarness : public GroupOutput {
   void Loaded(ConnectionId connection, uint64_t blocks = 100) {
     Receive(connection, [&](auto& m) { m.mutable_loaded()->set_max_cache_blocks(blocks); });
   }
+  void Rendezvous(ConnectionId connection, const std::string& data, uint64_t epoch = 0) {
+    Receive(connection, [&](auto& m) {
+      m.mutable_rendezvous()->set_epoch(epoch == 0 ? Epoch() : epoch);
+      m.mutable_rendezvous()->set_data(data);
+    });
+  }
   void Joined(ConnectionId connection) {
     Receive(connection, [&](auto& m) { m.mutable_joined()->set_epoch(Epoch()); });
   }
