@@ -1,0 +1,239 @@
+#include "coordinator/grammar/grammar_compiler.h"
+
+#include <csignal>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include <gtest/gtest.h>
+
+#include "proto/status_details.h"
+#include "tests/support/byte_tokenizer.h"
+
+namespace bitshard {
+namespace {
+
+using Kind = Constraint::Kind;
+
+std::vector<std::string> GuardCommand() {
+  return {absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
+                       "/tests/coordinator/grammar/guard_main")};
+}
+
+const VocabularyBytes& Vocabulary() {
+  static const VocabularyBytes& vocabulary =
+      *new VocabularyBytes(VocabularyBytes::Of(*MakeByteTokenizer(), kByteTokenizerVocab, {}));
+  return vocabulary;
+}
+
+GrammarCompiler::Options Options() {
+  GrammarCompiler::Options options;
+  options.guard_command = GuardCommand();
+  options.limits.cpu_time = absl::Seconds(1);
+  options.limits.wall_time = absl::Seconds(60);
+  options.limits.memory_bytes = uint64_t{128} << 20;
+  return options;
+}
+
+// A result that comes later.
+struct Answer {
+  GrammarCompiler::Done Taker() {
+    return [this](const GrammarCompiler::Result& r) {
+      result = r;
+      done.Notify();
+    };
+  }
+  const GrammarCompiler::Result& Await() {
+    done.WaitForNotification();
+    return result;
+  }
+  absl::Notification done;
+  GrammarCompiler::Result result = absl::UnknownError("not yet");
+};
+
+Constraint Regex(std::string text) { return {Kind::kRegex, std::move(text), {}}; }
+
+TEST(CompileGuard, TellsWhatIsWrongAndGoesOn) {
+  const std::string vocabulary = Vocabulary().Serialize();
+  CompileGuard guard(GuardCommand(), &vocabulary, Options().limits);
+  EXPECT_EQ(guard.pid(), 0) << "started before anybody asked";
+  EXPECT_TRUE(guard.Try(Regex("a+")).ok());
+  const pid_t pid = guard.pid();
+  const absl::Status wrong = guard.Try(Regex("(a"));
+  EXPECT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(wrong.message().substr(0, 18), "constraint.regex: ") << wrong;
+  EXPECT_TRUE(guard.Try({Kind::kChoice, "", {"a", "b"}}).ok());
+  EXPECT_TRUE(guard.Try({Kind::kJsonSchema, "{\"type\":\"object\"}", {}}).ok());
+  EXPECT_EQ(guard.pid(), pid);
+}
+
+TEST(CompileGuard, ADeadProcessIsReplaced) {
+  const std::string vocabulary = Vocabulary().Serialize();
+  CompileGuard guard(GuardCommand(), &vocabulary, Options().limits);
+  ASSERT_TRUE(guard.Try(Regex("a")).ok());
+  const pid_t pid = guard.pid();
+  ASSERT_EQ(kill(pid, SIGKILL), 0);
+  EXPECT_TRUE(guard.Try(Regex("b")).ok());
+  EXPECT_NE(guard.pid(), pid);
+}
+
+TEST(CompileGuard, AMissingProgramIsUnavailable) {
+  const std::string vocabulary = Vocabulary().Serialize();
+  CompileGuard guard({"/nowhere/guard"}, &vocabulary, Options().limits);
+  EXPECT_EQ(guard.Try(Regex("a")).code(), absl::StatusCode::kUnavailable);
+}
+
+// Everything here is small as text. Each is compiled, or refused by a bound; nothing else happens,
+// and the next one is served.
+TEST(GrammarCompiler, ExplosiveConstraintsAreCompiledOrRefused) {
+  std::string many_rules = "root ::= r0\n", nested = "a", doubling = "root ::= d0\n";
+  for (int i = 0; i < 2000; ++i)
+    absl::StrAppend(&many_rules, "r", i, " ::= \"x\" r", (i * 7 + 1) % 2000, " | r",
+                    (i * 13 + 5) % 2000, " \"y\" | \"z\"\n");
+  for (int i = 0; i < 30; ++i) nested = absl::StrCat("(", nested, "){9,10}");
+  for (int i = 0; i < 40; ++i)
+    absl::StrAppend(&doubling, "d", i, " ::= d", i + 1, " d", i + 1, " | d", i + 1, "\n");
+  absl::StrAppend(&doubling, "d40 ::= \"a\" | \"b\"\n");
+  std::string refs = "{\"$defs\":{", schema_enum = "{\"enum\":[";
+  for (int i = 0; i < 25; ++i)
+    absl::StrAppend(&refs, i == 0 ? "" : ",", "\"d", i,
+                    "\":{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/d", i + 1,
+                    "\"},\"b\":{\"$ref\":\"#/$defs/d", i + 1, "\"}}}");
+  absl::StrAppend(&refs, ",\"d25\":{\"type\":\"integer\"}},\"$ref\":\"#/$defs/d0\"}");
+  for (int i = 0; i < 6000; ++i) absl::StrAppend(&schema_enum, i == 0 ? "" : ",", i * 7919);
+  schema_enum += "]}";
+  std::string alternatives = "(";
+  for (int i = 0; i < 3000; ++i) absl::StrAppend(&alternatives, i == 0 ? "" : "|", "(a|b)*", i);
+  alternatives += ")*";
+
+  GrammarCompiler compiler(Vocabulary(), Options());
+  const Constraint constraints[] = {
+      Regex("a{1000000000}"),
+      Regex("(a{1,1000}){1,1000}"),
+      Regex(nested),
+      Regex("(x+x+)+y"),
+      Regex(alternatives),
+      {Kind::kGrammar, many_rules, {}},
+      {Kind::kGrammar, doubling, {}},
+      {Kind::kGrammar, "root ::= root root | \"a\"", {}},
+      {Kind::kGrammar, "root ::= root", {}},
+      {Kind::kJsonSchema, refs, {}},
+      {Kind::kJsonSchema, schema_enum, {}},
+      {Kind::kJsonSchema, "{\"$ref\":\"#\"}", {}},
+      {Kind::kJsonSchema, "{\"anyOf\":[{\"$ref\":\"#\"},{\"type\":\"string\"}]}", {}},
+      {Kind::kJsonSchema, "{\"type\":\"string\",\"minLength\":2000000000}", {}},
+      {Kind::kJsonSchema,
+       "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":100000},\"minItems\":"
+       "1000000}",
+       {}},
+  };
+  for (const Constraint& constraint : constraints) {
+    Answer answer;
+    compiler.Compile(constraint, answer.Taker());
+    const absl::Status status = answer.Await().status();
+    std::printf("%s %.60s: %.*s\n", std::string(constraint.Field()).c_str(),
+                constraint.text.c_str(),
+                static_cast<int>(std::min<size_t>(200, status.ToString().size())),
+                status.ToString().c_str());
+    EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << status;
+    Answer next;
+    compiler.Compile(Regex(absl::StrCat("n", compiler.compiled())), next.Taker());
+    EXPECT_TRUE(next.Await().ok()) << next.result.status();
+  }
+}
+
+TEST(GrammarCompiler, KeepsWhatItCompiledAndForgetsTheOldest) {
+  GrammarCompiler::Options options = Options();
+  options.kept_grammars = 3;
+  GrammarCompiler compiler(Vocabulary(), options);
+  std::shared_ptr<const CompiledGrammar> first;
+  for (const char* text : {"a", "b", "c", "a", "d", "e", "a"}) {
+    Answer answer;
+    compiler.Compile(Regex(text), answer.Taker());
+    ASSERT_TRUE(answer.Await().ok()) << answer.result.status();
+    if (first == nullptr) first = *answer.result;
+    if (std::string(text) == "a") {
+      EXPECT_EQ(*answer.result, first) << "compiled again";
+    }
+  }
+  EXPECT_EQ(compiler.compiled(), 5u);
+  EXPECT_EQ(compiler.kept(), 3u);
+  Answer answer;
+  compiler.Compile(Regex("b"), answer.Taker());
+  ASSERT_TRUE(answer.Await().ok());
+  EXPECT_EQ(compiler.compiled(), 6u) << "b is the one used longest ago";
+}
+
+TEST(GrammarCompiler, KeepsWithinItsBytes) {
+  GrammarCompiler::Options options = Options();
+  options.kept_bytes = 1;
+  GrammarCompiler compiler(Vocabulary(), options);
+  for (const char* text : {"a", "b", "c"}) {
+    Answer answer;
+    compiler.Compile(Regex(text), answer.Taker());
+    ASSERT_TRUE(answer.Await().ok());
+  }
+  EXPECT_EQ(compiler.kept(), 1u);
+}
+
+TEST(GrammarCompiler, CompilesOnceForAllWhoAskAndBoundsItsQueue) {
+  GrammarCompiler::Options options = Options();
+  options.threads = 1;
+  options.max_waiting = 2;
+  absl::Notification hold, held;
+  bool first = true;
+  options.on_compiled = [&](Constraint::Kind, absl::Duration, const absl::Status&) {
+    if (!std::exchange(first, false)) return;
+    held.Notify();
+    hold.WaitForNotification();
+  };
+  Answer a, b, b2, c, d, refused;
+  GrammarCompiler compiler(Vocabulary(), options);
+  compiler.Compile(Regex("a"), a.Taker());
+  held.WaitForNotification();
+  compiler.Compile(Regex("b"), b.Taker());
+  compiler.Compile(Regex("c"), c.Taker());
+  compiler.Compile(Regex("b"), b2.Taker());
+  compiler.Compile(Regex("d"), d.Taker());
+  ASSERT_TRUE(d.done.HasBeenNotified()) << "a full queue answers at once";
+  EXPECT_EQ(d.result.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(RetryDelay(d.result.status()).has_value());
+  compiler.Compile(Regex(""), refused.Taker());
+  ASSERT_TRUE(refused.done.HasBeenNotified());
+  EXPECT_EQ(refused.result.status().code(), absl::StatusCode::kInvalidArgument);
+  hold.Notify();
+  EXPECT_TRUE(a.Await().ok());
+  EXPECT_TRUE(c.Await().ok());
+  ASSERT_TRUE(b.Await().ok());
+  ASSERT_TRUE(b2.Await().ok());
+  EXPECT_EQ(*b.result, *b2.result);
+  EXPECT_EQ(compiler.compiled(), 3u);
+}
+
+TEST(GrammarCompiler, WhatWaitsAtItsEndIsTold) {
+  GrammarCompiler::Options options = Options();
+  options.threads = 1;
+  absl::Notification hold, held;
+  options.on_compiled = [&](Constraint::Kind, absl::Duration, const absl::Status&) {
+    if (!held.HasBeenNotified()) held.Notify();
+    hold.WaitForNotification();
+  };
+  Answer a, b;
+  auto compiler = std::make_unique<GrammarCompiler>(Vocabulary(), options);
+  compiler->Compile(Regex("a"), a.Taker());
+  held.WaitForNotification();
+  compiler->Compile(Regex("b"), [&](const GrammarCompiler::Result& r) {
+    b.Taker()(r);
+    hold.Notify();
+  });
+  compiler.reset();
+  EXPECT_TRUE(a.Await().ok());
+  EXPECT_EQ(b.Await().status().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace bitshard
