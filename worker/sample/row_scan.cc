@@ -64,7 +64,7 @@ RowSummary SummarizeRow(const float* logits, uint32_t begin, size_t count, float
           begin + static_cast<uint32_t>(first);  // its unit; the token is looked up below
     }
   });
-  if (summary.token == kNoToken || summary.bad) return summary;
+  if (summary.token == kNoToken) return summary;
   size_t at = summary.token - begin;
   while (logits[at] != summary.max) ++at;
   summary.token = begin + static_cast<uint32_t>(at);
@@ -152,7 +152,7 @@ void AddHistogram(const LogitsRow& row, const Scale& scale, uint32_t prefix, int
       if (prefix_of(s) != prefix) continue;
       t[n] = Exponent(row.logits[i], scale.max, scale.temperature);
       bin[n] = (s >> shift) & mask;
-      if (t[n] >= scale.floor) ++n;
+      if (t[n] >= scale.floor && row.logits[i] > -kInf) ++n;
     }
     ExpShifted(t, 0, n, e, row.isa);
     for (int64_t i = 0; i < n; ++i) {
@@ -177,11 +177,13 @@ Draw DrawFromRow(const LogitsRow& row, const Kept& kept, const NoiseKey& noise) 
   const size_t ties_end = kept.boundary == 0 ? 0 : EndOfTies(row, boundary_logit, kept.ties);
   const auto may_be_drawn = [&](size_t i) {
     const float x = row.logits[i];
+    if (!(x > -kInf)) return false;
     if (kept.boundary != 0 && x <= boundary_logit && (x < boundary_logit || i >= ties_end))
       return false;
     return Exponent(x, kept.scale.max, kept.scale.temperature) >= kept.scale.floor;
   };
   const auto visit = [&](size_t u) {
+    if (!(row.unit_max[u] > -kInf)) return;
     if (row.unit_max[u] / temperature + kGumbelMost < best.score) return;
     if (kept.boundary != 0 && row.unit_max[u] < boundary_logit) return;
     const size_t first = u * kUnit, n = std::min<size_t>(kUnit, row.count - first);

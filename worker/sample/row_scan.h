@@ -1,5 +1,6 @@
 // Passes over one row of this rank's logits. Nothing here depends on the other ranks but the
-// numbers passed in, and no result depends on where the vocabulary is cut.
+// numbers passed in, and no result depends on where the vocabulary is cut. A logit of -infinity is
+// a masked token: it is in no list, no count, no sum and no draw.
 //
 // Order of the f32 sums: units of 64 tokens at multiples of 64 of the vocabulary (a rank holds
 // whole units, the last may be shorter); inside a unit lane j of 16 adds tokens j, j + 16, j + 32,
@@ -35,7 +36,8 @@ struct RowSummary {
   bool bad = false;           // some logit is not finite
 };
 
-// Also fills unit_max[0 .. ceil(count / kUnit)); what it says of a bad row has no meaning.
+// Also fills unit_max[0 .. ceil(count / kUnit)). Of a row with a NaN or +infinity nothing but `bad`
+// has a meaning.
 RowSummary SummarizeRow(const float* logits, uint32_t begin, size_t count, float* unit_max);
 
 // The first out.size() tokens of the order, as descending token keys (token_order.h); fewer when

@@ -21,7 +21,7 @@ namespace {
 // interleave.
 constexpr size_t kMerged = 256;
 constexpr size_t kScratch = 8 * Sampler::kCandidates;
-constexpr size_t kHeaderWords = 4;
+constexpr size_t kHeaderWords = 5;
 // What is added up of a row over the ranks: see sums_.
 constexpr size_t kSums = 3;
 // Masses are at most 2^40 each: so many of them stay below 2^62.
@@ -68,24 +68,39 @@ Sampler::Sampler(const Options& o)
       local_count_(std::min(o.local_vocab, o.vocab_size - std::min(o.vocab_size, o.vocab_begin))),
       units_((local_count_ + kUnit - 1) / kUnit),
       search_(o.vocab_begin, o.world),
+      own_edited_(o.edited != nullptr ? 0 : EditedRows(o.max_outputs) * size_t{o.local_vocab}),
+      edited_(o.edited != nullptr ? o.edited : own_edited_.data()),
       states_(o.max_outputs),
       unit_max_(o.max_outputs * units_),
+      edited_unit_max_(EditedRows(o.max_outputs) * units_),
+      counts_(local_count_ * (o.pool == nullptr ? 1 : o.pool->threads())),
       scratch_(kScratch * (o.pool == nullptr ? 1 : o.pool->threads())),
-      mine_(o.max_outputs * (kHeaderWords + kCandidates)),
+      mine_(o.max_outputs * (kHeaderWords + kCandidates) +
+            EditedRows(o.max_outputs) * kMaxTopLogprobs),
       all_(mine_.size() * o.world),
       merged_(o.max_outputs * kMerged),
+      raw_merged_(EditedRows(o.max_outputs) * kMaxTopLogprobs),
       sums_(kSums * o.max_outputs),
       my_draws_(o.max_outputs),
       all_draws_(my_draws_.size() * o.world) {
   tasks_.reserve(o.max_outputs);
 }
 
-LogitsRow Sampler::Local(size_t row) const {
+LogitsRow Sampler::Raw(size_t row) const {
   return {.logits = logits_ + row * options_.local_vocab,
           .unit_max = unit_max_.data() + row * units_,
           .begin = options_.vocab_begin,
           .count = local_count_,
           .isa = options_.isa};
+}
+
+LogitsRow Sampler::Local(size_t row) const {
+  LogitsRow local = Raw(row);
+  if (const std::optional<size_t> edited = states_[row].edited; edited.has_value()) {
+    local.logits = edited_ + *edited * options_.local_vocab;
+    local.unit_max = edited_unit_max_.data() + *edited * units_;
+  }
+  return local;
 }
 
 void Sampler::ForRows(ThreadPool::Fn fn) {
@@ -108,12 +123,18 @@ absl::Status Sampler::Sample(absl::Span<const float> logits, absl::Span<const Sa
   CHECK_LE(rows.size(), states_.size());
   CHECK_EQ(out.size(), rows.size());
   CHECK_EQ(logits.size(), rows.size() * options_.local_vocab);
-  if (rows.empty()) return absl::OkStatus();
-  logits_ = logits.data();
-  rows_ = rows.size();
-  absl::Status status = Run(rows, collective, out);
-  if (absl::IsInternal(status)) collective.Abort();
-  return status;
+  for (size_t at = 0; at < rows.size(); at += rows_) {
+    size_t edited = 0;
+    for (rows_ = 0; at + rows_ < rows.size(); ++rows_) {
+      edited += rows[at + rows_].edits != nullptr ? 1 : 0;
+      if (edited > kEditedRows) break;
+    }
+    logits_ = logits.data() + at * options_.local_vocab;
+    const absl::Status status = Run(rows.subspan(at, rows_), collective, out.subspan(at, rows_));
+    if (absl::IsInternal(status)) collective.Abort();
+    RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Sampler::Run(absl::Span<const SampleRow> rows, Collective& collective,
@@ -127,21 +148,23 @@ absl::Status Sampler::Run(absl::Span<const SampleRow> rows, Collective& collecti
   RETURN_IF_ERROR(ReduceSums(rows, collective));
   RETURN_IF_ERROR(Search(rows, collective));
   RETURN_IF_ERROR(DrawLater(rows, collective));
+  RETURN_IF_ERROR(FindRawLogits(collective));
 
   for (size_t i = 0; i < rows_; ++i) {
     const RowState& s = states_[i];
     SampleOutput& o = out[i];
-    if (o.non_finite) continue;
+    if (o.non_finite || o.none_allowed) continue;
     if (s.winner.token >= options_.vocab_size) {
       return absl::InternalError(absl::StrCat("sampler: the ranks' numbers for output ", i, " of ",
                                               rows_, " contradict each other: no token"));
     }
     o.token = s.winner.token;
     if (!s.wants_raw_sum) continue;
-    o.logprob = LogProbability(s.winner.logit, s.max, s.raw_sum);
-    o.n_top = static_cast<int>(std::min<size_t>(rows[i].params.top_logprobs, s.merged.size()));
+    o.logprob = LogProbability(s.winner.logit, s.raw_max, s.raw_sum);
+    o.n_top = static_cast<int>(std::min<size_t>(rows[i].params.top_logprobs, s.raw_merged.size()));
     for (int j = 0; j < o.n_top; ++j) {
-      o.top[j] = {KeyToken(s.merged[j]), LogProbability(KeyLogit(s.merged[j]), s.max, s.raw_sum)};
+      const uint64_t key = s.raw_merged[j];
+      o.top[j] = {KeyToken(key), LogProbability(KeyLogit(key), s.raw_max, s.raw_sum)};
     }
   }
   return absl::OkStatus();
@@ -149,11 +172,17 @@ absl::Status Sampler::Run(absl::Span<const SampleRow> rows, Collective& collecti
 
 // What each row needs, from numbers that all ranks have.
 void Sampler::Plan(absl::Span<const SampleRow> rows) {
-  size_t at = rows_ * kHeaderWords;
+  size_t at = rows_ * kHeaderWords, edited = 0;
+  const auto share = [&](size_t want) {
+    const Lists lists = {.most = std::min<size_t>(want, options_.vocab_size), .at = at};
+    at += lists.most;
+    return lists;
+  };
   for (size_t i = 0; i < rows_; ++i) {
     const SampleParams& p = rows[i].params;
     CHECK_LE(p.top_logprobs, uint32_t{kMaxTopLogprobs});
     CHECK_LT(rows[i].target.value_or(0), options_.vocab_size);
+    CHECK(rows[i].edits == nullptr || !rows[i].target.has_value());
     RowState& s = states_[i];
     s = {};
     s.temperature = std::min(p.temperature, std::numeric_limits<float>::max());
@@ -166,14 +195,18 @@ void Sampler::Plan(absl::Span<const SampleRow> rows) {
     const bool greedy = !(p.temperature > 0) || s.top_k == 1 || rows[i].target.has_value();
     s.filter = greedy ? Filter::kGreedy : filters ? Filter::kPrefix : Filter::kNone;
 
-    size_t want = p.top_logprobs;
+    size_t want = 0;
     if (s.filter == Filter::kPrefix) {
       const bool few = s.top_k > 0 && s.top_k <= kCandidates;
-      want = std::max<size_t>(want, few ? s.top_k : kCandidates);
+      want = few ? s.top_k : kCandidates;
     }
-    s.n_candidates = std::min<size_t>(want, options_.vocab_size);
-    s.candidates_at = at;
-    at += s.n_candidates;
+    if (rows[i].edits != nullptr) {
+      s.edited = edited++;
+      s.raw_candidates = share(p.top_logprobs);
+    } else {
+      want = std::max<size_t>(want, p.top_logprobs);
+    }
+    s.candidates = share(want);
   }
   mine_keys_ = at;
 }
@@ -181,23 +214,39 @@ void Sampler::Plan(absl::Span<const SampleRow> rows) {
 void Sampler::ScanLocal(absl::Span<const SampleRow> rows) {
   ForRows([&](int64_t i, int thread) {
     const RowState& s = states_[i];
-    const RowSummary summary = SummarizeRow(Local(i).logits, options_.vocab_begin, local_count_,
-                                            unit_max_.data() + i * units_);
+    const uint32_t begin = options_.vocab_begin;
+    const LogitsRow raw = Raw(i);
+    const RowSummary of_raw =
+        SummarizeRow(raw.logits, begin, local_count_, unit_max_.data() + i * units_);
+    RowSummary summary = of_raw;
+    if (s.edited.has_value() && !of_raw.bad) {
+      float* const edited = edited_ + *s.edited * options_.local_vocab;
+      EditLogits(*rows[i].edits, raw.logits, begin, local_count_,
+                 counts_.data() + thread * local_count_, edited);
+      summary =
+          SummarizeRow(edited, begin, local_count_, edited_unit_max_.data() + *s.edited * units_);
+    }
     Header header{.max = summary.max,
                   .token = summary.token,
-                  .bad = summary.bad ? 1u : 0u,
+                  .bad = of_raw.bad ? 1u : 0u,
                   .n_candidates = 0,
-                  .draw = {}};
+                  .draw = {},
+                  .raw_max = of_raw.max,
+                  .n_raw = 0};
     const auto scratch = absl::MakeSpan(scratch_).subspan(thread * kScratch, kScratch);
-    const auto candidates = absl::MakeSpan(mine_).subspan(s.candidates_at, s.n_candidates);
-    if (!summary.bad) {
-      header.n_candidates = static_cast<uint32_t>(TopTokens(Local(i), scratch, candidates));
-      if (s.filter == Filter::kNone) {
-        header.draw =
-            DrawFromRow(Local(i), {.scale = {.temperature = s.temperature}}, NoiseOf(rows[i]));
-      }
+    // The first of the row's order; what the list has room for besides is 0.
+    const auto list = [&](const LogitsRow& row, const Lists& lists) {
+      const auto keys = absl::MakeSpan(mine_).subspan(lists.at, lists.most);
+      const size_t n = of_raw.bad ? 0 : TopTokens(row, scratch, keys);
+      std::fill(keys.begin() + n, keys.end(), 0);
+      return static_cast<uint32_t>(n);
+    };
+    header.n_candidates = list(Local(i), s.candidates);
+    if (s.edited.has_value()) header.n_raw = list(raw, s.raw_candidates);
+    if (!of_raw.bad && s.filter == Filter::kNone) {
+      header.draw =
+          DrawFromRow(Local(i), {.scale = {.temperature = s.temperature}}, NoiseOf(rows[i]));
     }
-    std::fill(candidates.begin() + header.n_candidates, candidates.end(), 0);
     const auto words = std::bit_cast<std::array<uint64_t, kHeaderWords>>(header);
     std::copy(words.begin(), words.end(), mine_.begin() + i * kHeaderWords);
   });
@@ -206,7 +255,7 @@ void Sampler::ScanLocal(absl::Span<const SampleRow> rows) {
 absl::Status Sampler::Merge(size_t row, const SampleRow& params, SampleOutput& out) {
   RowState& s = states_[row];
   out = {};
-  s.max = -std::numeric_limits<float>::infinity();
+  s.max = s.raw_max = -std::numeric_limits<float>::infinity();
   uint32_t best = kNoToken;
   for (int r = 0; r < options_.world; ++r) {
     const Header header = GatheredHeader(r, row);
@@ -215,42 +264,56 @@ absl::Status Sampler::Merge(size_t row, const SampleRow& params, SampleOutput& o
       s.max = header.max;
       best = header.token;
     }
+    s.raw_max = std::max(s.raw_max, header.raw_max);
     s.winner.Offer(header.draw.score, header.draw.logit, header.draw.token);
   }
-  if (out.non_finite) {
+  if (best == kNoToken && !s.edited.has_value() && !out.non_finite)
+    return absl::InternalError("sampler: no rank holds any of the vocabulary");
+  out.none_allowed = best == kNoToken && !out.non_finite;
+  if (out.non_finite || out.none_allowed) {
     s.done = true;
     s.wants_raw_sum = false;
     return absl::OkStatus();
   }
-  if (best == kNoToken) return absl::InternalError("sampler: no rank holds any of the vocabulary");
-  RETURN_IF_ERROR(MergeCandidates(row));
+  bool open = false;
+  const auto merged = absl::MakeSpan(merged_).subspan(row * kMerged, kMerged);
+  ASSIGN_OR_RETURN(const size_t size, MergeLists(row, /*raw=*/false, merged, &open));
+  s.merged = merged.first(size);
+  s.all_merged = !open && size < kMerged;
+  s.raw_merged = s.merged;
+  if (s.edited.has_value()) {
+    const auto raw =
+        absl::MakeSpan(raw_merged_).subspan(*s.edited * kMaxTopLogprobs, s.raw_candidates.most);
+    ASSIGN_OR_RETURN(const size_t raw_size, MergeLists(row, /*raw=*/true, raw, &open));
+    s.raw_merged = raw.first(raw_size);
+  }
   s.done = s.filter != Filter::kPrefix;
   if (s.filter == Filter::kGreedy) s.winner = {.score = 0, .logit = s.max, .token = best};
   if (s.filter == Filter::kPrefix) DecidePrefix(row, NoiseOf(params));
   return absl::OkStatus();
 }
 
-// Merges the ranks' lists as far as it is certain: until a full list ends, behind which its rank
-// may have more.
-absl::Status Sampler::MergeCandidates(size_t row) {
-  RowState& s = states_[row];
-  uint64_t* const merged = merged_.data() + row * kMerged;
+// It is certain until a full list ends, behind which its rank may have more.
+absl::StatusOr<size_t> Sampler::MergeLists(size_t row, bool raw, absl::Span<uint64_t> merged,
+                                           bool* open) {
+  const Lists& lists = raw ? states_[row].raw_candidates : states_[row].candidates;
   size_t taken[kMaxWorld] = {}, count[kMaxWorld] = {};
   for (int r = 0; r < options_.world; ++r) {
-    count[r] = GatheredHeader(r, row).n_candidates;
-    if (count[r] > s.n_candidates) {
+    const Header header = GatheredHeader(r, row);
+    count[r] = raw ? header.n_raw : header.n_candidates;
+    if (count[r] > lists.most) {
       return absl::InternalError(absl::StrCat("sampler: rank ", r, " says it sent ", count[r],
-                                              " candidates where ", s.n_candidates, " fit"));
+                                              " candidates where ", lists.most, " fit"));
     }
   }
   size_t size = 0;
-  bool open = s.n_candidates == 0;
-  while (!open && size < kMerged) {
+  *open = lists.most == 0;
+  while (!*open && size < merged.size()) {
     uint64_t best = 0;
     int from = -1;
     for (int r = 0; r < options_.world; ++r) {
       if (taken[r] == count[r]) continue;
-      const uint64_t key = all_[r * mine_keys_ + s.candidates_at + taken[r]];
+      const uint64_t key = all_[r * mine_keys_ + lists.at + taken[r]];
       if (from < 0 || key > best) {
         best = key;
         from = r;
@@ -258,11 +321,9 @@ absl::Status Sampler::MergeCandidates(size_t row) {
     }
     if (from < 0) break;
     merged[size++] = best;
-    open = ++taken[from] == s.n_candidates;
+    *open = ++taken[from] == lists.most;
   }
-  s.merged = {merged, size};
-  s.all_merged = !open && size < kMerged;
-  return absl::OkStatus();
+  return size;
 }
 
 // Either the kept tokens lie in the certain candidates: draw; or say what must be found out.
@@ -313,12 +374,12 @@ absl::Status Sampler::ReduceSums(absl::Span<const SampleRow> rows, Collective& c
   ForRows([&](int64_t i, int) {
     const RowState& s = states_[i];
     int64_t* const sums = sums_.data() + kSums * i;
-    sums[0] = s.wants_raw_sum ? RawSum(Local(i), s.max) : 0;
+    sums[0] = s.wants_raw_sum ? RawSum(Raw(i), s.raw_max) : 0;
     sums[1] = s.wants_mass ? MassSum(Local(i), s.kept.scale) : 0;
     // Below vocab_begin it wraps around, and is no local token either.
     const uint32_t local = rows[i].target.value_or(kNoToken) - options_.vocab_begin;
     const bool mine = rows[i].target.has_value() && local < local_count_;
-    sums[2] = mine ? int64_t{std::bit_cast<uint32_t>(Local(i).logits[local])} : 0;
+    sums[2] = mine ? int64_t{std::bit_cast<uint32_t>(Raw(i).logits[local])} : 0;
   });
   RETURN_IF_ERROR(collective.AllReduceSum(absl::MakeSpan(sums_).first(kSums * rows_)));
   for (size_t i = 0; i < rows_; ++i) {
@@ -390,6 +451,26 @@ absl::Status Sampler::DrawLater(absl::Span<const SampleRow> rows, Collective& co
     }
     ++at;
     s.done = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sampler::FindRawLogits(Collective& collective) {
+  const auto wants = [&](size_t i) {
+    return states_[i].edited.has_value() && states_[i].wants_raw_sum;
+  };
+  size_t n = 0;
+  for (size_t i = 0; i < rows_; ++i) {
+    if (!wants(i)) continue;
+    const uint32_t local = states_[i].winner.token - options_.vocab_begin;
+    sums_[n++] = local < local_count_ ? int64_t{std::bit_cast<uint32_t>(Raw(i).logits[local])} : 0;
+  }
+  if (n == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(collective.AllReduceSum(absl::MakeSpan(sums_).first(n)));
+  n = 0;
+  for (size_t i = 0; i < rows_; ++i) {
+    if (!wants(i)) continue;
+    states_[i].winner.logit = std::bit_cast<float>(static_cast<uint32_t>(sums_[n++]));
   }
   return absl::OkStatus();
 }

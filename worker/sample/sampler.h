@@ -2,18 +2,22 @@
 // rank with all logits, bit for bit, however the vocabulary is cut.
 //
 // Each rank holds logits of tokens [vocab_begin, vocab_begin + local_vocab), vocab_begin a multiple
-// of 64. Order: temperature, min-p (probability relative to the largest), top-k, top-p (of what is
-// left, renormalised), draw. The kept tokens are a prefix of (logit descending, id ascending); what
-// lies in it is decided by integers (mass.h). The draw is the largest logit / temperature + Gumbel
-// noise (gumbel.h). Log-probabilities are of the raw logits.
+// of 64. Order: edits (logit_edits.h), temperature, min-p (probability relative to the largest),
+// top-k, top-p (of what is left, renormalised), draw. The kept tokens are a prefix of (logit
+// descending, id ascending); what lies in it is decided by integers (mass.h). The draw is the
+// largest logit / temperature + Gumbel noise (gumbel.h). Log-probabilities are of the raw logits.
 //
-// Collectives of a call, the same on all ranks because all decide from the same numbers:
+// A row without edits is sampled where it lies. Of a row with edits a copy is edited; there is room
+// for kEditedRows of them, more are sampled in turns.
+//
+// Collectives of a turn, the same on all ranks because all decide from the same numbers:
 // - 1 all-gather, always: maximum, best token, first candidates of every row;
 // - 1 all-reduce if a row wants log-probabilities, has a target (it carries the bits of its logit,
 //   to which all ranks but the owner add zero) or top-p over an open-ended set;
 // - 3 or 6 all-reduces (boundary_search.h) for each 8 rows, rare, if the first kCandidates do not
 //   contain what is kept;
-// - 1 all-gather with these, or when min-p alone keeps more than the candidates.
+// - 1 all-gather with these, or when min-p alone keeps more than the candidates;
+// - 1 all-reduce if a row with edits wants log-probabilities: the raw logits of the drawn tokens.
 //
 // One thread (and its pool). Bind allocates, Sample does not.
 #pragma once
@@ -32,6 +36,7 @@
 #include "kernels/base/thread_pool.h"
 #include "worker/collective/collective.h"
 #include "worker/sample/boundary_search.h"
+#include "worker/sample/logit_edits.h"
 #include "worker/sample/params.h"
 #include "worker/sample/row_scan.h"
 
@@ -43,6 +48,8 @@ struct SampleRow {
   // Nothing is drawn: this token is the output, with its log-probability and the alternatives. The
   // other params do not count then.
   std::optional<uint32_t> target = {};  // below vocab_size
+  // Null: the logits are taken as they are. Not with a target.
+  const LogitEdits* edits = nullptr;
 };
 
 struct SampleOutput {
@@ -54,6 +61,8 @@ struct SampleOutput {
   // Some logit of a real token is a NaN or an infinity: then there is no token (kNoToken) and
   // nothing else is set.
   bool non_finite = false;
+  // The row's masks allow no token: there is none, and nothing else is set.
+  bool none_allowed = false;
   uint32_t token = kNoToken;
   float logprob = 0;  // with want_logprob, top_logprobs or a target
   // By logit descending, id ascending; params.top_logprobs of them, fewer if the vocabulary has
@@ -72,9 +81,15 @@ class Sampler {
     int world = 1;
     Isa isa = Isa::kScalar;      // which exp runs; the bits are the same with all
     ThreadPool* pool = nullptr;  // shares out rows; outlives the sampler
+    // [EditedRows(max_outputs), local_vocab] to work in, outlives the sampler. Null: its own.
+    float* edited = nullptr;
   };
   // How many candidates a rank sends for a row, most.
   static constexpr int kCandidates = 128;
+  // How many rows with edits are sampled in one turn.
+  static constexpr int EditedRows(int max_outputs) {
+    return max_outputs < kEditedRows ? max_outputs : kEditedRows;
+  }
 
   // INVALID_ARGUMENT when the shard is not a sensible part of the vocabulary.
   static absl::StatusOr<std::unique_ptr<Sampler>> Bind(const Options& options);
@@ -86,15 +101,24 @@ class Sampler {
                       Collective& collective, absl::Span<SampleOutput> out);
 
  private:
+  static constexpr int kEditedRows = 16;
+
   // What the ranks tell each other of a row first.
   struct Header {
     float max;
-    uint32_t token;  // the lowest with the maximum
+    uint32_t token;  // the lowest with the maximum; none if all are masked
     uint32_t bad;
     uint32_t n_candidates;
     Draw draw;  // of the whole row, when nothing is filtered
+    float raw_max;
+    uint32_t n_raw;  // candidates of the raw logits
   };
-  static_assert(sizeof(Header) == 32);
+  static_assert(sizeof(Header) == 40);
+
+  // A row's candidates: how many a rank sends at most, and where, in keys.
+  struct Lists {
+    size_t most = 0, at = 0;
+  };
 
   enum class Filter { kGreedy, kNone, kPrefix };
 
@@ -104,15 +128,18 @@ class Sampler {
     float temperature, top_p, floor;  // floor: of the exponent, by min-p
     uint32_t top_k;                   // 0 = all
     bool wants_raw_sum;
-    size_t n_candidates, candidates_at;  // its share of the gathered candidates, in keys
+    std::optional<size_t> edited;  // its place among the edited rows
+    Lists candidates;
+    Lists raw_candidates;  // of an edited row; of others the candidates serve
 
     bool done;        // bad, or the winner is known
     bool draw_later;  // the kept tokens are known only as a rule, each rank draws among its own
     bool wants_mass;
-    float max;
-    absl::Span<const uint64_t> merged;  // the first tokens of the order over all ranks, certain
-    size_t above_floor;                 // how many of them min-p keeps
-    bool all_merged;                    // there is no other token
+    float max, raw_max;
+    absl::Span<const uint64_t> merged;      // the first tokens of the order over all ranks, certain
+    absl::Span<const uint64_t> raw_merged;  // the same of the raw logits, for top_logprobs
+    size_t above_floor;                     // how many of them min-p keeps
+    bool all_merged;                        // there is no other token
     int64_t raw_sum, mass;
     int64_t target;  // of mass
     Kept kept;
@@ -121,12 +148,15 @@ class Sampler {
 
   explicit Sampler(const Options& options);
 
+  // One turn, over rows at logits_.
   absl::Status Run(absl::Span<const SampleRow> rows, Collective& collective,
                    absl::Span<SampleOutput> out);
   void Plan(absl::Span<const SampleRow> rows);
   void ScanLocal(absl::Span<const SampleRow> rows);
   absl::Status Merge(size_t row, const SampleRow& params, SampleOutput& out);
-  absl::Status MergeCandidates(size_t row);
+  // Merges the ranks' lists as far as it is certain into `merged`; returns how many. `open`: ranks
+  // may have more.
+  absl::StatusOr<size_t> MergeLists(size_t row, bool raw, absl::Span<uint64_t> merged, bool* open);
   void DecidePrefix(size_t row, const NoiseKey& noise);
   void DrawPrefix(RowState& state, size_t length, const NoiseKey& noise);
   // Ends the row if its top-p prefix lies inside the certain candidates.
@@ -134,8 +164,11 @@ class Sampler {
   absl::Status ReduceSums(absl::Span<const SampleRow> rows, Collective& collective);
   absl::Status Search(absl::Span<const SampleRow> rows, Collective& collective);
   absl::Status DrawLater(absl::Span<const SampleRow> rows, Collective& collective);
+  // The drawn tokens' raw logits, of edited rows that want log-probabilities.
+  absl::Status FindRawLogits(Collective& collective);
 
-  LogitsRow Local(size_t row) const;
+  LogitsRow Raw(size_t row) const;    // as the model made it
+  LogitsRow Local(size_t row) const;  // as it is sampled
   void ForRows(ThreadPool::Fn fn);
   Header GatheredHeader(int rank, size_t row) const;
 
@@ -143,17 +176,22 @@ class Sampler {
   const size_t local_count_;  // local tokens that are no padding
   const size_t units_;
   BoundarySearch search_;
-  const float* logits_ = nullptr;  // of the running call
+  std::vector<float> own_edited_;
+  float* const edited_;            // [EditedRows][local_vocab]
+  const float* logits_ = nullptr;  // of the running turn
   size_t rows_ = 0;
   size_t mine_keys_ = 0;  // what a rank sends in this call, in 8-byte words
 
   std::vector<RowState> states_;
-  std::vector<float> unit_max_;    // [row][units]
-  std::vector<uint64_t> scratch_;  // of TopTokens, [thread][kScratch]
-  std::vector<uint64_t> mine_;     // headers, then candidates
-  std::vector<uint64_t> all_;      // [world] of these
-  std::vector<uint64_t> merged_;   // [row][kMerged]
-  std::vector<int64_t> sums_;      // [row][raw sum, mass, bits of the target's logit]
+  std::vector<float> unit_max_;         // [row][units], of the raw logits
+  std::vector<float> edited_unit_max_;  // [edited row][units]
+  std::vector<uint32_t> counts_;        // of EditLogits, [thread][local tokens]
+  std::vector<uint64_t> scratch_;       // of TopTokens, [thread][kScratch]
+  std::vector<uint64_t> mine_;          // headers, then candidates
+  std::vector<uint64_t> all_;           // [world] of these
+  std::vector<uint64_t> merged_;        // [row][kMerged]
+  std::vector<uint64_t> raw_merged_;    // [edited row][kMaxTopLogprobs]
+  std::vector<int64_t> sums_;           // [row][raw sum, mass, bits of the target's logit]
   std::vector<SearchTask> tasks_;
   std::vector<Draw> my_draws_, all_draws_;
 };

@@ -1,6 +1,8 @@
 #include "worker/step/agreement.h"
 
 #include <bit>
+#include <cstring>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,6 +13,16 @@ namespace {
 
 absl::Span<const uint32_t> Words(const google::protobuf::RepeatedField<uint32_t>& field) {
   return {field.data(), static_cast<size_t>(field.size())};
+}
+
+// Its size is checked elsewhere: a number of whole words.
+void AddMask(const std::string& mask, StableHash& hash) {
+  hash.Add(mask.size());
+  for (size_t at = 0; at + sizeof(uint32_t) <= mask.size(); at += sizeof(uint32_t)) {
+    uint32_t word;
+    std::memcpy(&word, mask.data() + at, sizeof(word));
+    hash.Add(word);
+  }
 }
 
 void AddSequence(const internal::NewSequence& sequence, StableHash& hash) {
@@ -30,6 +42,14 @@ void AddSequence(const internal::NewSequence& sequence, StableHash& hash) {
   hash.Add(sampling.choice());
   hash.Add(sampling.top_logprobs());
   hash.Add(sampling.logprobs());
+  hash.Add(std::bit_cast<uint32_t>(sampling.repetition_penalty()));
+  hash.Add(std::bit_cast<uint32_t>(sampling.frequency_penalty()));
+  hash.Add(std::bit_cast<uint32_t>(sampling.presence_penalty()));
+  hash.Add(Words(sampling.bias_tokens()));
+  for (const float bias : sampling.biases()) hash.Add(std::bit_cast<uint32_t>(bias));
+  AddMask(sampling.allowed(), hash);
+  hash.Add(sampling.min_tokens());
+  hash.Add(Words(sampling.end_tokens()));
 }
 
 }  // namespace
@@ -47,6 +67,7 @@ uint64_t HashPlan(const internal::StepPlan& plan) {
   hash.Add(Words(plan.flags()));
   hash.Add(Words(plan.n_new_blocks()));
   hash.Add(Words(plan.new_blocks()));
+  for (const std::string& mask : plan.masks()) AddMask(mask, hash);
   return hash.value();
 }
 

@@ -7,11 +7,12 @@
 
 #include "kernels/base/checked_math.h"
 #include "kernels/base/status_macros.h"
+#include "proto/token_mask.h"
 
 namespace bitshard {
 namespace {
 
-constexpr uint32_t kKnownFlags = internal::ROW_SAMPLE | internal::ROW_SCORE;
+constexpr uint32_t kKnownFlags = internal::ROW_SAMPLE | internal::ROW_SCORE | internal::ROW_MASKED;
 
 }  // namespace
 
@@ -24,13 +25,14 @@ SlotTable::SlotTable(const SlotLimits& limits)
   for (Slot& slot : slots_) {
     slot.tokens.reserve(limits.context_tokens);
     slot.blocks.reserve(max_blocks_);
+    slot.edits.Reserve(limits.vocab_size);
   }
 }
 
 uint64_t SlotTable::Bytes(const SlotLimits& limits) {
   const uint64_t tokens = uint64_t{limits.context_tokens} * sizeof(int32_t);
   const uint64_t blocks = CeilDiv(limits.context_tokens, limits.block_tokens) * sizeof(uint32_t);
-  return limits.max_slots * (tokens + blocks + sizeof(Slot));
+  return limits.max_slots * (tokens + blocks + EditParams::Bytes(limits.vocab_size) + sizeof(Slot));
 }
 
 void SlotTable::Reset(uint32_t cache_blocks) {
@@ -95,6 +97,22 @@ absl::Status SlotTable::CheckRows(const internal::StepPlan& plan) {
     return absl::InvalidArgumentError(absl::StrCat("step plan: ", tokens, " tokens, at most ",
                                                    limits_.max_step_tokens, " fit a step"));
   }
+  return CheckMasks(plan);
+}
+
+absl::Status SlotTable::CheckMasks(const internal::StepPlan& plan) const {
+  int masked = 0;
+  for (const uint32_t flags : plan.flags()) masked += (flags & internal::ROW_MASKED) != 0 ? 1 : 0;
+  if (masked != plan.masks_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("step plan: ", plan.masks_size(), " masks for ",
+                                                   masked, " rows with ROW_MASKED"));
+  }
+  for (const std::string& mask : plan.masks()) {
+    if (mask.size() == TokenMaskBytes(limits_.vocab_size)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("step plan: a mask of ", mask.size(), " bytes, the vocabulary of ",
+                     limits_.vocab_size, " tokens needs ", TokenMaskBytes(limits_.vocab_size)));
+  }
   return absl::OkStatus();
 }
 
@@ -135,6 +153,8 @@ absl::Status SlotTable::CheckNewSequence(const internal::NewSequence& sequence) 
   }
   const absl::StatusOr<SampleParams> sampling = SampleParamsOf(sequence.sampling());
   if (!sampling.ok()) return wrong(std::string(sampling.status().message()));
+  const absl::Status edits = EditParams::Check(sequence.sampling(), limits_.vocab_size);
+  if (!edits.ok()) return wrong(std::string(edits.message()));
   return absl::OkStatus();
 }
 
@@ -187,6 +207,9 @@ absl::Status SlotTable::CheckRow(const internal::StepPlan& plan, int row,
   }
   const uint32_t flags = plan.flags(row);
   if ((flags & ~kKnownFlags) != 0) return wrong(absl::StrCat("unknown flags ", flags));
+  if ((flags & internal::ROW_MASKED) != 0 && (flags & internal::ROW_SAMPLE) == 0) {
+    return wrong("has a mask and samples nothing");
+  }
   if ((flags & internal::ROW_SAMPLE) != 0) {
     if (end != known) {
       return wrong(absl::StrCat("samples after token ", end, " of ", known, " known ones"));
@@ -214,10 +237,12 @@ void SlotTable::Apply(const internal::StepPlan& plan) {
     slot.poisoned = false;
     slot.gen = sequence.slot_gen();
     slot.computed = sequence.cached_tokens();
+    slot.n_prompt = sequence.n_prompt();
     slot.score_from = std::max<uint32_t>(1, sequence.score_from());
     slot.tokens.assign(sequence.tokens().begin(), sequence.tokens().end());
     slot.blocks.assign(sequence.blocks().begin(), sequence.blocks().end());
     slot.sampling = *SampleParamsOf(sequence.sampling());  // Check has seen it
+    slot.edits.Assign(sequence.sampling());
   }
   int next_block = 0;
   for (int row = 0; row < plan.slot_size(); ++row) {

@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 
 #include "proto/plan.pb.h"
+#include "worker/sample/edit_params.h"
 #include "worker/sample/params.h"
 
 namespace bitshard {
@@ -32,10 +33,12 @@ struct Slot {
       false;  // something of this sequence was not finite; stays so until the slot is replaced
   uint32_t gen = 0;
   uint32_t computed = 0;
+  uint32_t n_prompt = 0;         // of `tokens`, those that are no output
   uint32_t score_from = 0;       // the first token that ROW_SCORE rows score, at least 1
   std::vector<int32_t> tokens;   // prompt and sampled tokens, reserved to the context length
   std::vector<uint32_t> blocks;  // reserved to the blocks of the context length
   SampleParams sampling;
+  EditParams edits;  // reserved
 };
 
 class SlotTable {
@@ -65,6 +68,7 @@ class SlotTable {
   absl::Status CheckRows(const internal::StepPlan& plan);
   absl::Status CheckRow(const internal::StepPlan& plan, int row,
                         absl::Span<const uint32_t> new_blocks) const;
+  absl::Status CheckMasks(const internal::StepPlan& plan) const;
   // Clears what CheckRows has noted.
   void ForgetNotes(const internal::StepPlan& plan);
 

@@ -19,6 +19,7 @@ StepBatch::StepBatch(const SlotLimits& limits, bool score_last) : score_last_(sc
   sampled_plan_rows_.reserve(outputs);
   sample_slots_.reserve(outputs);
   sample_rows_.reserve(outputs);
+  edits_.reserve(outputs);
   samples_.resize(outputs);
 }
 
@@ -33,6 +34,8 @@ void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
   sampled_plan_rows_.clear();
   sample_slots_.clear();
   sample_rows_.clear();
+  edits_.clear();
+  int next_mask = 0;
   for (int r = 0; r < plan.slot_size(); ++r) {
     const Slot& slot = slots.slot(plan.slot(r));
     const uint32_t begin = plan.start(r), end = begin + plan.n_tokens(r);
@@ -49,7 +52,15 @@ void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
       sampled_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
       sampled_plan_rows_.push_back(r);
       sample_slots_.push_back(plan.slot(r));
-      sample_rows_.push_back({.params = slot.sampling, .position = end});
+      SampleRow& sample = sample_rows_.emplace_back();
+      sample.params = slot.sampling;
+      sample.position = end;
+      const bool masked = (plan.flags(r) & internal::ROW_MASKED) != 0;
+      if (masked || slot.edits.ApplyAfter(slot.tokens.size() - slot.n_prompt)) {
+        absl::string_view mask;
+        if (masked) mask = plan.masks(next_mask++);
+        sample.edits = &edits_.emplace_back(slot.edits.Edits(slot.tokens, slot.n_prompt, mask));
+      }
     }
     if ((plan.flags(r) & internal::ROW_SCORE) != 0) ListScored(plan, r, slot);
   }
@@ -98,13 +109,24 @@ StepState StepBatch::State() {
 
 void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
                        internal::StepResult& result, std::vector<uint32_t>& drawn) const {
+  drawn.clear();
   for (int r = 0; r < plan.slot_size(); ++r) {
     const auto first = poisoned_.begin() + rows_[static_cast<size_t>(r)].first_row;
-    if (std::any_of(first, first + plan.n_tokens(r), [](uint8_t p) { return p != 0; })) {
-      slots.slot(plan.slot(r)).poisoned = true;
-    }
+    if (std::none_of(first, first + plan.n_tokens(r), [](uint8_t p) { return p != 0; })) continue;
+    slots.slot(plan.slot(r)).poisoned = true;
+    if ((plan.flags(r) & (internal::ROW_SAMPLE | internal::ROW_SCORE)) != 0) continue;
+    // A row that brings nothing says so at once: others may be about to read what it wrote.
+    internal::StepOutput& out = *result.add_outputs();
+    out.set_slot(plan.slot(r));
+    out.set_slot_gen(plan.slot_gen(r));
+    out.set_output_index(plan.output_index(r));
+    out.set_flags(internal::OUTPUT_NON_FINITE);
+    drawn.push_back(out.flags());
   }
-  drawn.clear();
+  for (const ScoreRun& run : score_runs_) {
+    bool& poisoned = slots.slot(plan.slot(run.plan_row)).poisoned;
+    for (size_t i = run.begin; i < run.end; ++i) poisoned |= scores_[i].non_finite;
+  }
   for (size_t i = 0; i < sampled_.size(); ++i) {
     const int r = sampled_plan_rows_[i];
     Slot& slot = slots.slot(sample_slots_[i]);
@@ -119,6 +141,9 @@ void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
       // its length.
       out.set_flags(internal::OUTPUT_NON_FINITE);
       slot.tokens.push_back(0);
+    } else if (sample.none_allowed) {
+      out.set_flags(internal::OUTPUT_NO_TOKEN_ALLOWED);
+      slot.tokens.push_back(0);  // likewise
     } else {
       Write(sample, sample_rows_[i].params, out);
       slot.tokens.push_back(static_cast<int32_t>(sample.token));
@@ -131,13 +156,13 @@ void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
   }
 }
 
-void StepBatch::WriteScores(const internal::StepPlan& plan, SlotTable& slots, const ScoreRun& run,
-                            internal::StepScores& out, std::vector<uint32_t>& drawn) const {
-  Slot& slot = slots.slot(plan.slot(run.plan_row));
+void StepBatch::WriteScores(const internal::StepPlan& plan, const SlotTable& slots,
+                            const ScoreRun& run, internal::StepScores& out,
+                            std::vector<uint32_t>& drawn) const {
+  const Slot& slot = slots.slot(plan.slot(run.plan_row));
   out.set_slot(plan.slot(run.plan_row));
   out.set_slot_gen(plan.slot_gen(run.plan_row));
   out.set_first(run.first);
-  for (size_t i = run.begin; i < run.end; ++i) slot.poisoned |= scores_[i].non_finite;
   if (slot.poisoned) out.set_flags(internal::OUTPUT_NON_FINITE);
   drawn.push_back(out.flags());
   if (slot.poisoned) return;

@@ -25,9 +25,10 @@ class StepBatch {
   // Views of this batch; collective, pool and cache are the caller's to set.
   StepState State();
 
-  // Spreads poison to the sequences, appends the sampled tokens to their histories and writes them
-  // and the scores to `result`. `drawn` (out): token and flags of every output, then flags and
-  // log-probabilities of every score, in the order of the rows, for the ranks to compare.
+  // Spreads poison to the sequences and reports it, appends the sampled tokens to their histories
+  // and writes them and the scores to `result`. `drawn` (out): token and flags of every output,
+  // then flags and log-probabilities of every score, in the order of the rows, for the ranks to
+  // compare.
   void Finish(const internal::StepPlan& plan, SlotTable& slots, internal::StepResult& result,
               std::vector<uint32_t>& drawn) const;
 
@@ -42,7 +43,7 @@ class StepBatch {
   void ListScored(const internal::StepPlan& plan, int row, const Slot& slot);
   void Write(const SampleOutput& sample, const SampleParams& params,
              internal::StepOutput& out) const;
-  void WriteScores(const internal::StepPlan& plan, SlotTable& slots, const ScoreRun& run,
+  void WriteScores(const internal::StepPlan& plan, const SlotTable& slots, const ScoreRun& run,
                    internal::StepScores& out, std::vector<uint32_t>& drawn) const;
 
   const bool score_last_;
@@ -57,6 +58,7 @@ class StepBatch {
   std::vector<int> sampled_plan_rows_;  // as sampled_
   std::vector<uint32_t> sample_slots_;  // as sampled_
   std::vector<SampleRow> sample_rows_;  // as sampled_
+  std::vector<LogitEdits> edits_;       // of those that have any
   std::vector<SampleOutput> samples_;   // as sampled_, and more
 };
 

@@ -233,16 +233,17 @@ class StepRunnerImpl final : public StepRunner {
   absl::Status RunOps(StepState& state) {
     using Clock = std::chrono::steady_clock;
     const std::vector<std::unique_ptr<Op>>& ops = graph_->ops();
+    Clock::time_point begin = profile_ == nullptr ? Clock::time_point() : Clock::now();
     for (size_t i = 0; i < ops.size(); ++i) {
       // The object of one, then what it points to: weights have driven all of it from the caches.
       if (i + 2 < ops.size()) PrefetchOp(*ops[i + 2]);
       if (i + 1 < ops.size()) ops[i + 1]->Prefetch();
       progress_.op.store(static_cast<uint64_t>(graph_->first_node(i)), std::memory_order_relaxed);
-      const Clock::time_point begin = profile_ == nullptr ? Clock::time_point() : Clock::now();
       RETURN_IF_ERROR(ops[i]->Run(state));
-      if (profile_ != nullptr) {
-        profile_->op_ns[i] += std::chrono::nanoseconds(Clock::now() - begin).count();
-      }
+      if (profile_ == nullptr) continue;
+      const Clock::time_point end = Clock::now();
+      profile_->op_ns[i] += std::chrono::nanoseconds(end - begin).count();
+      begin = end;
     }
     return absl::OkStatus();
   }

@@ -29,7 +29,7 @@ namespace bitshard {
 class KernelOrder;    // kernels/registry/kernel_probe.h
 class LoadedWeights;  // worker/load/loader.h
 
-// Where the time of steps goes, for benchmarks.
+// Where the time of steps goes, for metrics and benchmarks.
 struct StepProfile {
   std::vector<std::string> kinds;  // of each op; filled at bind
   std::vector<int64_t> op_ns;      // so far, of each op

@@ -18,6 +18,7 @@
 #include "kernels/base/thread_pool.h"
 #include "tests/support/reference_sampler.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/worker/sample/sampler_group.h"
 
 namespace bitshard {
 namespace {
@@ -25,138 +26,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-struct Shard {
-  uint32_t begin, count;
-};
-
-using Rows = std::vector<std::vector<float>>;  // [outputs][vocab_size]
-
-// The instruction sets of this machine; ranks take turns.
-const std::vector<Isa> kIsas = [] {
-  std::vector<Isa> isas;
-  for (Isa isa : kAllIsas) {
-    if (HasIsa(isa)) isas.insert(isas.begin(), isa);
-  }
-  return isas;
-}();
-
-// A group of ranks that samples; padding and stride are as a rank has them.
-class Group {
- public:
-  Group(uint32_t vocab_size, std::vector<Shard> shards, int max_outputs)
-      : vocab_size_(vocab_size),
-        shards_(std::move(shards)),
-        ranks_(static_cast<int>(shards_.size())) {
-    for (const Shard& shard : shards_) {
-      auto sampler = Sampler::Bind({.vocab_size = vocab_size,
-                                    .vocab_begin = shard.begin,
-                                    .local_vocab = shard.count,
-                                    .max_outputs = max_outputs,
-                                    .world = static_cast<int>(shards_.size()),
-                                    .isa = kIsas[samplers_.size() % kIsas.size()]});
-      CHECK_OK(sampler.status());
-      samplers_.push_back(*std::move(sampler));
-    }
-  }
-
-  // The outputs of rank 0; all ranks must agree.
-  std::vector<SampleOutput> Sample(const Rows& logits, const std::vector<SampleRow>& rows) {
-    std::vector<std::vector<SampleOutput>> out(shards_.size(),
-                                               std::vector<SampleOutput>(rows.size()));
-    ranks_.Run([&](int rank, Collective& collective) {
-      const Shard& shard = shards_[rank];
-      std::vector<float> local;
-      for (const std::vector<float>& row : logits) {
-        for (uint32_t i = shard.begin; i < shard.begin + shard.count; ++i) {
-          local.push_back(i < vocab_size_ ? row[i] : kInf);  // padding counts for nothing
-        }
-      }
-      CHECK_OK(samplers_[rank]->Sample(local, rows, collective, absl::MakeSpan(out[rank])));
-    });
-    for (size_t r = 1; r < out.size(); ++r) {
-      for (size_t i = 0; i < rows.size(); ++i)
-        CHECK(Same(out[0][i], out[r][i])) << "rank " << r << " row " << i;
-    }
-    return out[0];
-  }
-
-  static bool Same(const SampleOutput& a, const SampleOutput& b) {
-    const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
-    if (a.non_finite != b.non_finite || a.token != b.token || bits(a.logprob) != bits(b.logprob) ||
-        a.n_top != b.n_top) {
-      return false;
-    }
-    for (int i = 0; i < a.n_top; ++i) {
-      if (a.top[i].token != b.top[i].token || bits(a.top[i].logprob) != bits(b.top[i].logprob))
-        return false;
-    }
-    return true;
-  }
-
- private:
-  const uint32_t vocab_size_;
-  const std::vector<Shard> shards_;
-  ThreadRanks ranks_;
-  std::vector<std::unique_ptr<Sampler>> samplers_;
-};
-
-// 1000 tokens: 15 whole units and one of 40; the last rank's rows are padded to 1024.
-constexpr uint32_t kVocab = 1000;
-std::vector<std::vector<Shard>> Cuts() {
-  return {{{0, 1024}},
-          {{0, 1000}},
-          {{0, 640}, {640, 384}},
-          {{0, 64}, {64, 960}},
-          {{0, 320}, {320, 0}, {320, 704}},
-          {{0, 256}, {256, 320}, {576, 448}},
-          {{0, 192}, {192, 64}, {256, 704}, {960, 64}},
-          {{0, 1024}, {1024, 0}, {1024, 0}, {1024, 0}}};
-}
-
-std::string Describe(const SampleRow& row) {
-  const SampleParams& p = row.params;
-  return absl::StrCat("temperature ", p.temperature, " top_k ", p.top_k, " top_p ", p.top_p,
-                      " min_p ", p.min_p, " seed ", p.seed, " position ", row.position,
-                      " top_logprobs ", p.top_logprobs);
-}
-
-template <typename T>
-T Pick(std::mt19937_64& random, std::initializer_list<T> values) {
-  return *(values.begin() + random() % values.size());
-}
-
-std::vector<float> RandomLogits(std::mt19937_64& random, uint32_t vocab) {
-  std::vector<float> x(vocab);
-  std::normal_distribution<float> normal;
-  const float spread = Pick(random, {0.0f, 0.01f, 1.0f, 3.0f, 12.0f, 1000.0f});
-  const float shift = Pick(random, {0.0f, 0.0f, -40.0f, 1e6f});
-  const int kind = random() % 6;
-  for (float& v : x) {
-    v = normal(random) * spread + shift;
-    if (kind == 1) v = std::round(v);                   // many ties
-    if (kind == 2) v = random() % 3 == 0 ? v : -3e38f;  // no probability, but finite
-    if (kind == 3) v = random() % 2 == 0 ? 0.0f : -0.0f;
-    if (kind == 4) v = static_cast<float>(random() % 4) * 0.25f;
-  }
-  if (kind == 5) x[random() % vocab] = shift + 50;  // one that dwarfs the rest
-  return x;
-}
-
-SampleRow RandomRow(std::mt19937_64& random) {
-  SampleRow row;
-  SampleParams& p = row.params;
-  p.temperature = Pick(random, {0.0f, 0.2f, 0.7f, 1.0f, 1.0f, 1.7f, 1e-30f, 100.0f});
-  p.top_k = Pick(random, {0u, 0u, 0u, 1u, 2u, 40u, 128u, 129u, 200u, 500u, 999u, 1000u, 5000u});
-  p.top_p = Pick(random, {1.0f, 1.0f, 0.0f, 1e-6f, 0.5f, 0.9f, 0.95f, 0.999f, 0.99999994f});
-  p.min_p = Pick(random, {0.0f, 0.0f, 0.0f, 0.05f, 0.5f, 1.0f, 1e-9f});
-  p.seed = random();
-  p.choice = random() % 4;
-  p.top_logprobs = Pick(random, {0u, 0u, 1u, 5u, 20u});
-  p.want_logprob = random() % 2 == 0;
-  row.position = random() % 3 == 0 ? random() : random() % 10'000;
-  return row;
-}
 
 TEST(Sampler, ShardedAtAnyCutEqualsTheReference) {
   constexpr uint64_t kSeed = 7;
@@ -351,59 +220,6 @@ TEST(Sampler, LogprobsAreThoseOfTheRawSoftmax) {
       EXPECT_LE(out.top[j].logprob, out.top[std::max(0, j - 1)].logprob);
     }
   }
-}
-
-// Pearson's statistic of `draws` draws at successive positions against the exact distribution.
-void ExpectDistribution(const std::vector<float>& x, const SampleParams& params,
-                        const std::string& name, int draws) {
-  constexpr int kBatch = 500;
-  const uint32_t vocab = static_cast<uint32_t>(x.size());
-  Group group(vocab, {{0, 64}, {64, vocab - 64}}, kBatch);
-  std::vector<int> seen(vocab, 0);
-  for (int at = 0; at < draws; at += kBatch) {
-    std::vector<SampleRow> rows(kBatch, SampleRow{params, 0});
-    for (int i = 0; i < kBatch; ++i) rows[i].position = at + i;
-    for (const SampleOutput& out : group.Sample(Rows(kBatch, x), rows)) ++seen[out.token];
-  }
-  std::vector<double> p(vocab, 0);
-  double total = 0;
-  for (uint32_t i : ReferenceKept(x, params))
-    total += p[i] = std::exp(static_cast<double>(x[i]) / params.temperature);
-  double statistic = 0, rest_seen = 0, rest_expected = 0;
-  int cells = 0;
-  for (uint32_t i = 0; i < vocab; ++i) {
-    const double expected = draws * p[i] / total;
-    if (p[i] == 0) {
-      EXPECT_EQ(seen[i], 0) << name << ": token " << i << " is not among the kept";
-    } else if (expected < 10) {
-      rest_seen += seen[i];
-      rest_expected += expected;
-    } else {
-      statistic += (seen[i] - expected) * (seen[i] - expected) / expected;
-      ++cells;
-    }
-  }
-  if (rest_expected > 0) {
-    statistic +=
-        (rest_seen - rest_expected) * (rest_seen - rest_expected) / std::max(rest_expected, 1.0);
-    ++cells;
-  }
-  // Mean cells - 1, variance 2 (cells - 1); fixed seed, so this either holds or not. 4 sigma.
-  EXPECT_LT(statistic, cells - 1 + 4 * std::sqrt(2.0 * cells)) << name;
-  EXPECT_GT(statistic, cells - 1 - 4 * std::sqrt(2.0 * cells)) << name;
-}
-
-TEST(Sampler, DrawsFollowTheExactDistribution) {
-  std::mt19937_64 random(21);
-  std::vector<float> x(192);
-  std::normal_distribution<float> normal;
-  for (float& v : x) v = 1.5f * normal(random);
-  ExpectDistribution(x, {.temperature = 1, .seed = 1}, "plain", 100'000);
-  ExpectDistribution(x, {.temperature = 0.7f, .top_p = 0.9f, .seed = 2}, "temperature and top_p",
-                     30'000);
-  ExpectDistribution(x, {.temperature = 1.5f, .top_k = 150, .seed = 3, .choice = 1},
-                     "top_k beyond the candidates", 20'000);
-  ExpectDistribution(x, {.temperature = 1, .min_p = 0.02f, .seed = 4}, "min_p", 30'000);
 }
 
 TEST(Sampler, SeedPositionAndChoiceEachChangeTheDraw) {

@@ -103,6 +103,28 @@ TEST_F(SlotTableTest, CachedTokensCountAsComputed) {
   EXPECT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
 }
 
+// A preempted sequence comes back into the slot with what the prefix cache has kept of it.
+TEST_F(SlotTableTest, SequenceThatComesBackStartsBehindItsCachedTokens) {
+  StepPlan plan;
+  NewSequence& sequence = AddSequence(plan, 0, 2, 20);
+  sequence.set_n_prompt(12);
+  sequence.set_cached_tokens(16);
+  sequence.add_blocks(3);
+  AddRow(plan, 0, 2, 16, 4, internal::ROW_SAMPLE, {6});
+  ASSERT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
+  table_.slot(0).poisoned = true;  // the one before it
+  table_.Apply(plan);
+  EXPECT_FALSE(table_.slot(0).poisoned);
+  EXPECT_EQ(table_.slot(0).tokens.size(), 20u);
+  EXPECT_EQ(table_.slot(0).blocks, std::vector<uint32_t>({3, 6}));
+  EXPECT_EQ(table_.slot(0).computed, 20u);
+  StepPlan gap;
+  AddSequence(gap, 0, 3, 20).set_cached_tokens(16);
+  gap.mutable_new_sequences(0)->add_blocks(3);
+  AddRow(gap, 0, 3, 17, 3, internal::ROW_SAMPLE, {6});
+  EXPECT_FALSE(table_.Check(gap).ok()) << "token 16 is neither cached nor computed";
+}
+
 TEST_F(SlotTableTest, ScoringStartsAtTheSecondTokenUnlessThePlanSaysLater) {
   for (const uint32_t from : {0u, 1u, 3u}) {
     StepPlan plan;
@@ -112,6 +134,24 @@ TEST_F(SlotTableTest, ScoringStartsAtTheSecondTokenUnlessThePlanSaysLater) {
     table_.Apply(plan);
     EXPECT_EQ(table_.slot(1).score_from, std::max(1u, from));
   }
+}
+
+TEST_F(SlotTableTest, EditsComeAndGoWithTheSequence) {
+  StepPlan plan;
+  NewSequence& sequence = AddSequence(plan, 1, 1, 5);
+  sequence.set_n_prompt(3);
+  sequence.mutable_sampling()->set_presence_penalty(1);
+  AddRow(plan, 1, 1, 0, 5, internal::ROW_SAMPLE | internal::ROW_MASKED, {1});
+  plan.add_masks(std::string(16, '\1'));
+  ASSERT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
+  table_.Apply(plan);
+  EXPECT_EQ(table_.slot(1).n_prompt, 3u);
+  EXPECT_TRUE(table_.slot(1).edits.ApplyAfter(2));
+  StepPlan next;
+  AddSequence(next, 1, 2, 5);
+  ASSERT_TRUE(table_.Check(next).ok());
+  table_.Apply(next);
+  EXPECT_FALSE(table_.slot(1).edits.ApplyAfter(0));
 }
 
 TEST_F(SlotTableTest, EmptyPlanIsSound) { EXPECT_TRUE(table_.Check(StepPlan()).ok()); }
@@ -142,6 +182,31 @@ TEST_F(SlotTableTest, RefusedPlanLeavesEverythingUnchanged) {
          AddRow(p, 0, 1, 15, 1, 0);
        }},
       {"unknown flag", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 8, {1}); }},
+      {"masked and not sampled",
+       [](StepPlan& p) {
+         AddRow(p, 0, 1, 16, 4, internal::ROW_MASKED, {1});
+         p.add_masks(std::string(16, '\1'));
+       }},
+      {"no mask for a masked row",
+       [](StepPlan& p) {
+         AddRow(p, 0, 1, 16, 4, internal::ROW_SAMPLE | internal::ROW_MASKED, {1});
+       }},
+      {"a mask for no row",
+       [](StepPlan& p) {
+         AddRow(p, 0, 1, 16, 4, internal::ROW_SAMPLE, {1});
+         p.add_masks(std::string(16, '\1'));
+       }},
+      {"a mask of another vocabulary",
+       [](StepPlan& p) {
+         AddRow(p, 0, 1, 16, 4, internal::ROW_SAMPLE | internal::ROW_MASKED, {1});
+         p.add_masks(std::string(13, '\1'));
+       }},
+      {"frequency penalty",
+       [](StepPlan& p) {
+         AddSequence(p, 1, 1, 3).mutable_sampling()->set_frequency_penalty(INFINITY);
+       }},
+      {"end token out of the vocabulary",
+       [](StepPlan& p) { AddSequence(p, 1, 1, 3).mutable_sampling()->add_end_tokens(100); }},
       {"sample before the end",
        [](StepPlan& p) { AddRow(p, 0, 1, 16, 3, internal::ROW_SAMPLE, {1}); }},
       {"arrays differ",

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
+#include "proto/token_mask.h"
 #include "tests/worker/tiny_model.h"
 #include "worker/load/loader.h"
 #include "worker/step/step_runner.h"
@@ -39,13 +40,26 @@ void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p);
 namespace bitshard {
 namespace {
 
+void AddEdits(internal::SamplingParams& sampling) {
+  sampling.set_repetition_penalty(1.5f);
+  sampling.set_frequency_penalty(0.5f);
+  for (uint32_t token = 0; token < 200; ++token) {
+    sampling.add_bias_tokens(token);
+    sampling.add_biases(1);
+    sampling.add_end_tokens(token / 4);
+  }
+  sampling.set_allowed(MakeTokenMask(200, /*allowed=*/true));
+  sampling.set_min_tokens(2);
+}
+
 // Allocations of one prefill step of `tokens` tokens and of one decode step after it.
 struct Counts {
   uint64_t prefill = 0, decode = 0;
   friend bool operator==(const Counts&, const Counts&) = default;
 };
 
-Counts Count(uint32_t layers, uint32_t tokens, internal::NumericsOptions::Activations activations) {
+Counts Count(uint32_t layers, uint32_t tokens, internal::NumericsOptions::Activations activations,
+             bool edits) {
   TinyModelOptions model_options;
   model_options.format = "q4_1";
   model_options.layers = layers;
@@ -76,13 +90,15 @@ Counts Count(uint32_t layers, uint32_t tokens, internal::NumericsOptions::Activa
       for (uint32_t block = 0; block < 9; ++block) sequence.add_blocks(block);
       sequence.mutable_sampling()->set_top_p(0.9f);
       sequence.mutable_sampling()->set_temperature(1);
+      if (edits) AddEdits(*sequence.mutable_sampling());
     }
     plan.add_slot(0);
     plan.add_slot_gen(0);
     plan.add_start(step == 1 ? 0 : tokens);
     plan.add_n_tokens(step == 1 ? tokens : 1);
     plan.add_output_index(0);
-    plan.add_flags(internal::ROW_SAMPLE);
+    plan.add_flags(internal::ROW_SAMPLE | (edits ? uint32_t{internal::ROW_MASKED} : 0));
+    if (edits) plan.add_masks(MakeTokenMask(200, /*allowed=*/true));
     plan.add_n_new_blocks(0);
     const uint64_t before = allocations;
     const auto result = (*runner)->Run(plan);
@@ -96,9 +112,10 @@ Counts Count(uint32_t layers, uint32_t tokens, internal::NumericsOptions::Activa
 TEST(StepAllocations, DependOnTheResultAlone) {
   for (const auto activations :
        {internal::NumericsOptions::ACTIVATIONS_A16, internal::NumericsOptions::ACTIVATIONS_F32}) {
-    const Counts small = Count(/*layers=*/1, /*tokens=*/3, activations);
-    const Counts large = Count(/*layers=*/4, /*tokens=*/120, activations);
+    const Counts small = Count(/*layers=*/1, /*tokens=*/3, activations, /*edits=*/false);
+    const Counts large = Count(/*layers=*/4, /*tokens=*/120, activations, /*edits=*/false);
     EXPECT_EQ(small.prefill, large.prefill);
+    EXPECT_EQ(Count(/*layers=*/4, /*tokens=*/120, activations, /*edits=*/true), large);
     EXPECT_EQ(small.decode, large.decode);
     EXPECT_EQ(large.prefill, large.decode);
     EXPECT_LE(large.decode, 6u);  // the result, its array of outputs, the output

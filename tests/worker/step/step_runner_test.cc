@@ -15,170 +15,10 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
-#include "tests/worker/tiny_model.h"
-#include "worker/load/loader.h"
+#include "tests/worker/step/step_group.h"
 
 namespace bitshard {
 namespace {
-
-using internal::NumericsOptions;
-using internal::StepPlan;
-using internal::StepResult;
-
-constexpr uint32_t kBlocks = 64;
-
-NumericsOptions Numerics(
-    NumericsOptions::Activations activations = NumericsOptions::ACTIVATIONS_F32) {
-  NumericsOptions numerics;
-  numerics.set_activations(activations);
-  numerics.set_kv_cache_type(NumericsOptions::CACHE_TYPE_F32);
-  numerics.set_block_tokens(16);
-  numerics.set_max_step_tokens(64);
-  numerics.set_max_slots(8);
-  return numerics;
-}
-
-// One row of a plan that gives the slot all the blocks it needs: block i of slot s is 8 s + i.
-void AddRow(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t start, uint32_t n_tokens,
-            uint32_t flags, uint32_t output_index = 0) {
-  plan.add_slot(slot);
-  plan.add_slot_gen(gen);
-  plan.add_start(start);
-  plan.add_n_tokens(n_tokens);
-  plan.add_output_index(output_index);
-  plan.add_flags(flags);
-  const uint32_t held = (start + 15) / 16, needed = (start + n_tokens + 15) / 16;
-  plan.add_n_new_blocks(needed - held);
-  for (uint32_t i = held; i < needed; ++i) plan.add_new_blocks(8 * slot + i);
-}
-
-void AddSequence(StepPlan& plan, uint32_t slot, uint32_t gen, const std::vector<uint32_t>& tokens) {
-  internal::NewSequence& sequence = *plan.add_new_sequences();
-  sequence.set_slot(slot);
-  sequence.set_slot_gen(gen);
-  for (const uint32_t token : tokens) sequence.add_tokens(token);
-  sequence.set_n_prompt(static_cast<uint32_t>(tokens.size()));
-  internal::SamplingParams& sampling = *sequence.mutable_sampling();
-  sampling.set_top_p(1);
-  sampling.set_logprobs(true);
-  sampling.set_top_logprobs(3);
-  if (slot % 2 == 1) {
-    sampling.set_temperature(0.8f);
-    sampling.set_seed(17 + slot);
-  }
-}
-
-std::vector<uint32_t> Prompt(uint32_t length, uint32_t seed) {
-  std::vector<uint32_t> tokens;
-  for (uint32_t i = 0; i < length; ++i) tokens.push_back((i * 37 + seed * 11) % 200);
-  return tokens;
-}
-
-// The ranks of a group as threads of the test.
-class Group {
- public:
-  // logits[rank][(slot, position)].
-  using Logits = std::vector<std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>>;
-
-  Group(const TinyModel& model, int world, const NumericsOptions& numerics, bool tap = false,
-        bool fuse = true)
-      : plans_(CutTinyModel(model, world)), logits_(static_cast<size_t>(world)) {
-    for (int rank = 0; rank < world; ++rank) {
-      pools_.push_back(std::make_unique<ThreadPool>(1 + rank % 2));
-      auto weights = LoadWeights(plans_[static_cast<size_t>(rank)], *pools_.back(), nullptr);
-      CHECK_OK(weights.status());
-      StepRunner::Options options;
-      options.numerics = numerics;
-      options.pool = pools_.back().get();
-      options.fuse = fuse;
-      if (tap) {
-        options.logits_tap = [this, rank](uint32_t slot, uint32_t position,
-                                          absl::Span<const float> logits) {
-          logits_[static_cast<size_t>(rank)][{slot, position}].assign(logits.begin(), logits.end());
-        };
-      }
-      auto runner = StepRunner::Bind(plans_[static_cast<size_t>(rank)], *weights, options);
-      CHECK_OK(runner.status());
-      runners_.push_back(*std::move(runner));
-    }
-    StartEpoch(1);
-  }
-
-  void StartEpoch(uint64_t epoch) {
-    static std::atomic<int> next{0};
-    const std::string id = absl::StrCat("bitshard-step-", getpid(), "-", next.fetch_add(1));
-    epoch_ = epoch;
-    step_ = 0;
-    OnAllRanks([&](int rank) {
-      std::unique_ptr<Collective> collective;
-      if (world() == 1) {
-        collective = MakeSoloCollective();
-      } else {
-        auto joined = JoinShmCollective(id, rank, world(), absl::Seconds(20));
-        CHECK_OK(joined.status());
-        collective = *std::move(joined);
-      }
-      CHECK_OK(runners_[static_cast<size_t>(rank)]->StartEpoch(1, epoch, std::move(collective),
-                                                               kBlocks));
-    });
-  }
-
-  StepPlan NextPlan() {
-    StepPlan plan;
-    plan.set_term(1);
-    plan.set_epoch(epoch_);
-    plan.set_step(++step_);
-    return plan;
-  }
-
-  // Runs it on all ranks; every rank must give the same outputs, rank 0's is returned.
-  absl::StatusOr<StepResult> Run(const StepPlan& plan) {
-    std::vector<absl::StatusOr<std::unique_ptr<StepResult>>> results(runners_.size());
-    OnAllRanks([&](int rank) {
-      results[static_cast<size_t>(rank)] = runners_[static_cast<size_t>(rank)]->Run(plan);
-    });
-    for (const auto& result : results) {
-      if (!result.ok()) return result.status();
-    }
-    if (*results[0] == nullptr) return absl::AlreadyExistsError("a duplicate");
-    for (size_t rank = 0; rank < results.size(); ++rank) {
-      StepResult& result = **results[rank];
-      EXPECT_EQ(result.rank(), rank);
-      result.clear_exec_us();
-      result.clear_rank();
-      EXPECT_EQ(result.SerializeAsString(), (*results[0])->SerializeAsString()) << "rank " << rank;
-    }
-    return **results[0];
-  }
-
-  void OnAllRanks(const std::function<void(int)>& work) {
-    std::vector<std::thread> threads;
-    for (int rank = 1; rank < world(); ++rank) threads.emplace_back([&, rank] { work(rank); });
-    work(0);
-    for (std::thread& thread : threads) thread.join();
-  }
-
-  // The whole vocabulary's logits of an output position, ranks put together.
-  std::vector<float> LogitsAt(uint32_t slot, uint32_t position) const {
-    std::vector<float> all;
-    for (const auto& of_rank : logits_) {
-      const auto it = of_rank.find({slot, position});
-      if (it != of_rank.end()) all.insert(all.end(), it->second.begin(), it->second.end());
-    }
-    return all;
-  }
-
-  int world() const { return static_cast<int>(plans_.size()); }
-  StepRunner& runner(int rank) { return *runners_[static_cast<size_t>(rank)]; }
-  void RewindStep() { --step_; }
-
- private:
-  std::vector<internal::RankPlan> plans_;
-  std::vector<std::unique_ptr<ThreadPool>> pools_;
-  std::vector<std::unique_ptr<StepRunner>> runners_;
-  Logits logits_;
-  uint64_t epoch_ = 0, step_ = 0;
-};
 
 // Two sequences, prefilled in chunks and decoded together; returns every result as bytes and every
 // logits row.
@@ -367,18 +207,22 @@ TEST_F(OneRank, DescribesEachKernelOnce) {
   EXPECT_GT(group_.runner(0).WorkspaceBytes(), 0u);
 }
 
-// A weight that is not finite poisons the sequences that meet it, and only those.
-TEST(StepRunner, NonFiniteValuesEndTheirSequenceAlone) {
-  const TinyModel model = MakeTinyModel();
-  // Row 7 of the embedding becomes infinite: token 7 is poison.
+// Its row of the embedding becomes infinite.
+void PoisonToken(const TinyModel& model, uint64_t token) {
   const TensorInfo* info = model.index.Find("embed.weight");
   FILE* file = fopen(model.path.c_str(), "r+b");
   ASSERT_NE(file, nullptr);
   const float infinite = std::numeric_limits<float>::infinity();
-  fseek(file, static_cast<long>(info->parts[0].offset + (7 * info->cols + 3) * sizeof(float)),
+  fseek(file, static_cast<long>(info->parts[0].offset + (token * info->cols + 3) * sizeof(float)),
         SEEK_SET);
   fwrite(&infinite, sizeof(infinite), 1, file);
   fclose(file);
+}
+
+// A weight that is not finite poisons the sequences that meet it, and only those.
+TEST(StepRunner, NonFiniteValuesEndTheirSequenceAlone) {
+  const TinyModel model = MakeTinyModel();
+  PoisonToken(model, 7);
   for (const int world : {1, 2}) {
     Group healthy(model, world, Numerics()), group(model, world, Numerics());
     StepPlan plan = group.NextPlan();
@@ -403,6 +247,36 @@ TEST(StepRunner, NonFiniteValuesEndTheirSequenceAlone) {
       alone = healthy.NextPlan();
       AddRow(alone, 0, 1, 5 + step, 1, internal::ROW_SAMPLE, step + 1);
     }
+  }
+}
+
+// Other sequences may be about to read what a chunk of a prompt wrote.
+TEST(StepRunner, NonFiniteValuesAreReportedByTheRowThatMeetsThemThoughItSamplesNothing) {
+  const TinyModel model = MakeTinyModel();
+  PoisonToken(model, 7);
+  for (const int world : {1, 2}) {
+    Group group(model, world, Numerics());
+    StepPlan plan = group.NextPlan();
+    AddSequence(plan, 0, 1, {3, 7, 4, 5});
+    AddSequence(plan, 1, 1, {3, 4, 5, 7});
+    AddRow(plan, 0, 1, 0, 3, /*flags=*/0);
+    AddRow(plan, 1, 1, 0, 3, /*flags=*/0);
+    auto result = group.Run(plan);
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->outputs_size(), 1);
+    EXPECT_EQ(result->outputs(0).slot(), 0u);
+    EXPECT_EQ(result->outputs(0).slot_gen(), 1u);
+    EXPECT_EQ(result->outputs(0).flags(), static_cast<uint32_t>(internal::OUTPUT_NON_FINITE));
+    // Who reads it from the cache meets it, too.
+    plan = group.NextPlan();
+    AddSequence(plan, 2, 1, {3, 7, 4, 6});
+    plan.mutable_new_sequences(0)->set_cached_tokens(3);
+    plan.mutable_new_sequences(0)->add_blocks(0);  // of slot 0
+    AddRow(plan, 2, 1, 3, 1, internal::ROW_SAMPLE);
+    result = group.Run(plan);
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->outputs_size(), 1);
+    EXPECT_EQ(result->outputs(0).flags(), static_cast<uint32_t>(internal::OUTPUT_NON_FINITE));
   }
 }
 

@@ -1,0 +1,27 @@
+// A request's sampling parameters: judged at admission, and in the words of a plan.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "coordinator/engine/engine.h"
+#include "coordinator/text/tokenizer.h"
+#include "proto/plan.pb.h"
+
+namespace bitshard {
+
+// INVALID_ARGUMENT naming the field, for whatever workers would refuse: one plan carries many
+// requests, and they refuse it whole. `vocab_size` 0: ids are not checked.
+std::optional<absl::Status> JudgeSampling(const GenerateRequest& request, uint32_t vocab_size);
+
+// REQUIRES: JudgeSampling has nothing against it.
+internal::SamplingParams SamplingOf(const GenerateRequest& request, const Tokenizer& tokenizer,
+                                    uint32_t vocab_size);
+
+// The ids that end the request, once min_tokens allows it; ascending.
+std::vector<int32_t> EndTokensOf(const GenerateRequest& request, const Tokenizer& tokenizer);
+
+}  // namespace bitshard
