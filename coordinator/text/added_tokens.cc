@@ -1,5 +1,6 @@
 #include "coordinator/text/added_tokens.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "coordinator/text/utf8.h"
@@ -33,11 +34,13 @@ AddedTokenSplitter::AddedTokenSplitter(std::vector<AddedToken> tokens)
     const ByteTrie::NodeId node = trie_.Insert(tokens_[i].content);
     token_at_.resize(trie_.num_nodes(), -1);
     token_at_[node] = static_cast<int32_t>(i);
+    has_special_ |= tokens_[i].special;
   }
 }
 
 std::optional<AddedTokenSplitter::Match> AddedTokenSplitter::LongestAt(std::string_view text,
-                                                                       size_t begin) const {
+                                                                       size_t begin,
+                                                                       size_t special_end) const {
   std::optional<Match> best;
   ByteTrie::NodeId node = ByteTrie::kRoot;
   for (size_t at = begin; at < text.size(); ++at) {
@@ -45,17 +48,33 @@ std::optional<AddedTokenSplitter::Match> AddedTokenSplitter::LongestAt(std::stri
         trie_.Child(node, static_cast<unsigned char>(text[at]));
     if (!next.has_value()) break;
     node = *next;
-    if (token_at_[node] >= 0) best = Match{token_at_[node], at + 1};
+    const int32_t token = token_at_[node];
+    if (token < 0 || (tokens_[token].special && at + 1 > special_end)) continue;
+    best = Match{token, at + 1};
   }
   return best;
 }
 
 void AddedTokenSplitter::Split(std::string_view text, bool parse_special,
+                               absl::Span<const TextSpan> plain,
                                std::vector<TextSegment>* segments) const {
   size_t done = 0;  // everything before it is in `segments`
   size_t at = trie_.num_nodes() == 1 ? text.size() : 0;
   while (at < text.size()) {
-    const std::optional<Match> match = LongestAt(text, at);
+    while (!plain.empty() && plain.front().end <= at) plain.remove_prefix(1);
+    std::optional<Match> match = LongestAt(text, at, text.size());
+    // As far as a special token that begins here may reach.
+    size_t special_end = parse_special ? text.size() : 0;
+    if (!plain.empty()) special_end = std::min(special_end, plain.front().begin);
+    if (match.has_value() && tokens_[match->token].special && match->end > special_end) {
+      const bool letters =
+          !parse_special || (plain.front().begin <= at && match->end <= plain.front().end);
+      if (letters) {  // they are not looked into for other tokens
+        at = match->end;
+        continue;
+      }
+      match = LongestAt(text, at, special_end);
+    }
     if (!match.has_value()) {
       ++at;
       continue;
@@ -64,7 +83,6 @@ void AddedTokenSplitter::Split(std::string_view text, bool parse_special,
     size_t begin = at;
     size_t end = match->end;
     at = end;
-    if (token.special && !parse_special) continue;
     if (token.single_word && !StandsAlone(text, begin, end)) continue;
     if (token.lstrip) {
       while (begin > done) {

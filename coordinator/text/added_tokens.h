@@ -12,7 +12,10 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/types/span.h"
+
 #include "coordinator/text/byte_trie.h"
+#include "coordinator/text/text_span.h"
 
 namespace bitshard {
 
@@ -39,16 +42,22 @@ class AddedTokenSplitter {
   explicit AddedTokenSplitter(std::vector<AddedToken> tokens);
 
   // Appends the segments of `text`; empty ones are left out. Special tokens stay text unless
-  // `parse_special`.
-  void Split(std::string_view text, bool parse_special, std::vector<TextSegment>* segments) const;
+  // `parse_special`, and where they touch one of `plain` (ascending, apart).
+  void Split(std::string_view text, bool parse_special, absl::Span<const TextSpan> plain,
+             std::vector<TextSegment>* segments) const;
+
+  // Whether there is a special token to look for.
+  bool has_special() const { return has_special_; }
 
  private:
   struct Match {
     int32_t token;  // index into tokens_
     size_t end;
   };
-  std::optional<Match> LongestAt(std::string_view text, size_t begin) const;
+  // `special_end`: special tokens that end beyond it do not count.
+  std::optional<Match> LongestAt(std::string_view text, size_t begin, size_t special_end) const;
 
+  bool has_special_ = false;
   std::vector<AddedToken> tokens_;
   ByteTrie trie_;
   std::vector<int32_t> token_at_;  // trie node -> index into tokens_, or -1

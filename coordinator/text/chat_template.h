@@ -1,4 +1,4 @@
-// A model's chat template: messages in, the prompt text out.
+// A model's chat template: a conversation in, the prompt text out.
 //
 // Templates are Jinja programs out of the model's files, hence hostile: they are parsed once when
 // the model is loaded (constructs that we do not have are named then, not at the first request),
@@ -11,18 +11,25 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
+#include "absl/time/time.h"
+
+#include "coordinator/text/chat_input.h"
+#include "coordinator/text/text_span.h"
 
 namespace bitshard {
 
-struct JinjaTemplate;  // jinja_ast.h
+struct JinjaTemplate;    // jinja_ast.h
+struct ChatConventions;  // chat_variables.h
 
-struct ChatMessage {
-  std::string role;
-  std::string content;
+struct RenderedChat {
+  std::string text;
+  // The bytes that the caller gave, not the template: ascending, apart. Control tokens in them are
+  // mere letters (EncodeOptions.plain).
+  std::vector<TextSpan> plain;
 };
 
 class ChatTemplate {
@@ -33,22 +40,37 @@ class ChatTemplate {
   static absl::StatusOr<ChatTemplate> Parse(std::string_view jinja_source,
                                             std::string_view bos_token, std::string_view eos_token);
 
-  // INVALID_ARGUMENT when the template refuses the messages (raise_exception) or fails on them;
+  // INVALID_ARGUMENT when the template refuses the conversation (raise_exception) or fails on it;
   // RESOURCE_EXHAUSTED past the limits.
-  absl::StatusOr<std::string> Render(absl::Span<const ChatMessage> messages,
-                                     bool add_generation_prompt) const;
+  absl::StatusOr<RenderedChat> Render(const ChatInput& chat) const;
+  // The same from all variables as one JSON object: messages, tools, add_generation_prompt, ...
+  // What it does not have is undefined.
+  absl::StatusOr<RenderedChat> RenderVariables(std::string_view json, absl::Time now) const;
+
+  const std::string& source() const { return source_; }
 
   ChatTemplate(ChatTemplate&&);
   ChatTemplate& operator=(ChatTemplate&&);
   ~ChatTemplate();
 
  private:
-  ChatTemplate(std::unique_ptr<const JinjaTemplate> program, std::string bos_token,
-               std::string eos_token);
+  ChatTemplate(std::string source, std::unique_ptr<const JinjaTemplate> program,
+               std::string bos_token, std::string eos_token);
+  absl::StatusOr<RenderedChat> RenderWith(const ChatInput& chat,
+                                          const ChatConventions& conventions) const;
+  ChatConventions FindConventions() const;
 
+  std::string source_;
   std::unique_ptr<const JinjaTemplate> program_;
   std::string bos_token_;
   std::string eos_token_;
+  std::unique_ptr<const ChatConventions> conventions_;
 };
+
+// INVALID_ARGUMENT unless `text` is one JSON object.
+absl::Status CheckJsonObject(std::string_view text);
+
+// CheckJsonObject, and that no member has a name that chats have fields for.
+absl::Status CheckTemplateVariables(std::string_view json);
 
 }  // namespace bitshard

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "coordinator/text/tokenizer.h"
 
@@ -14,8 +15,9 @@ namespace bitshard {
 
 class IncrementalDetokenizer {
  public:
-  // `tokenizer` must outlive this object.
-  explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true);
+  // `tokenizer` must outlive this object. `visible`: special tokens that are not skipped.
+  explicit IncrementalDetokenizer(const Tokenizer* tokenizer, bool skip_special = true,
+                                  std::vector<int32_t> visible = {});
 
   // The text that `id` completes: valid UTF-8, empty while a character's bytes are still incomplete
   // (at most 3 bytes are held back). Bytes that can no longer become a character are U+FFFD at
@@ -29,6 +31,7 @@ class IncrementalDetokenizer {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_;
+  const std::vector<int32_t> visible_;  // a few
   std::string pending_;  // a proper prefix of one well-formed character; empty most of the time
 };
 

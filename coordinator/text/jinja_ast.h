@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -56,7 +57,7 @@ struct JinjaExpr {
   std::vector<JinjaCompare> compares;
   std::vector<JinjaExprPtr> operands;
   Arguments arguments;
-  JinjaFilterFn filter = nullptr;
+  const JinjaFilter* filter = nullptr;
   JinjaTestFn test = nullptr;
   JinjaMethodFn method = nullptr;
 };
@@ -71,8 +72,12 @@ struct JinjaStatement {
     kIf,        // conditions[i] guards bodies[i]; one more body: the else
     kFor,       // targets in value, filter; bodies[0], bodies[1]: the else
     kSet,       // targets = value; targets[0].name when `attribute` is set
-    kSetBlock,  // targets[0] = what bodies[0] prints
+    kSetBlock,  // targets[0] = what bodies[0] prints, through `value` when there is one
     kBlock,     // bodies[0], as it is ({% generation %})
+    kWith,      // bodies[0] with targets[i] = conditions[i]
+    kFilter,    // prints `value`, in which kJinjaBlockText is what bodies[0] prints
+    kMacro,     // text(targets): bodies[0]; defaults
+    kCall,      // value(...) with caller(targets): bodies[0]; defaults
     kBreak,
     kContinue,
   };
@@ -84,9 +89,13 @@ struct JinjaStatement {
   JinjaExprPtr filter;
   std::vector<JinjaExprPtr> conditions;
   std::vector<std::string> targets;
+  std::vector<JinjaExprPtr> defaults;    // one a target, null when it has none
   std::optional<std::string> attribute;  // {% set targets[0].attribute = value %}
   std::vector<JinjaBody> bodies;
 };
+
+// The name, no name of a template's, of what a block printed before its filters.
+inline constexpr std::string_view kJinjaBlockText = "(block)";
 
 struct JinjaTemplate {
   JinjaBody body;

@@ -20,11 +20,6 @@ using TokenKind = JinjaToken::Kind;
 constexpr int kMaxNesting = 100;  // of brackets
 constexpr int kMaxDepth = 250;    // of trees: a + b + c ... is as deep as it is long
 
-absl::Status Unsupported(int line, std::string_view what, std::string_view name) {
-  return absl::UnimplementedError(
-      Concat("chat template, line ", line, ": ", what, " '", name, "' is not supported"));
-}
-
 }  // namespace
 
 JinjaExpr JinjaExpressionParser::Node(Kind kind) const {
@@ -200,7 +195,7 @@ absl::StatusOr<JinjaExprPtr> JinjaExpressionParser::Product() {
       if (tokens_.AtOperator(text)) op = value;
     }
     const int line = tokens_.line();
-    if (tokens_.AtOperator("**")) return Unsupported(line, "operator", "**");
+    if (tokens_.AtOperator("**")) return JinjaUnsupported(line, "operator", "**");
     if (!op.has_value()) return left;
     tokens_.Advance();
     ASSIGN_OR_RETURN(JinjaExprPtr right, Unary(/*with_filter=*/true));
@@ -316,6 +311,9 @@ absl::StatusOr<JinjaExprPtr> JinjaExpressionParser::DictLiteral() {
       if (tokens_.AtOperator("}")) break;
     }
     ASSIGN_OR_RETURN(JinjaExprPtr key, Expression());
+    if (key->kind == Kind::kLiteral && !key->literal.is_string()) {
+      return JinjaUnsupported(key->line, "dict key of type", key->literal.TypeName());
+    }
     RETURN_IF_ERROR(tokens_.ExpectOperator(":"));
     ASSIGN_OR_RETURN(JinjaExprPtr value, Expression());
     dict.operands.push_back(std::move(key));
@@ -338,12 +336,13 @@ absl::StatusOr<JinjaExprPtr> JinjaExpressionParser::Postfix(JinjaExprPtr expr) {
       if (tokens_.AtOperator("(")) {
         node.kind = Kind::kMethod;
         node.method = FindJinjaMethod(node.name);
-        if (node.method == nullptr) return Unsupported(node.line, "method", node.name);
+        if (node.method == nullptr) return JinjaUnsupported(node.line, "method", node.name);
         ASSIGN_OR_RETURN(node.arguments, CallArguments());
       }
       ASSIGN_OR_RETURN(expr, Finish(std::move(node)));
     } else if (tokens_.AtOperator("(")) {
       JinjaExpr call = Node(Kind::kCall);
+      if (expr->kind == Kind::kName) names_.called.emplace(expr->name, call.line);
       call.operands.push_back(std::move(expr));
       ASSIGN_OR_RETURN(call.arguments, CallArguments());
       ASSIGN_OR_RETURN(expr, Finish(std::move(call)));
@@ -373,96 +372,6 @@ absl::StatusOr<JinjaExprPtr> JinjaExpressionParser::Subscript(JinjaExprPtr objec
   }
   if (node.kind == Kind::kSlice) node.operands.resize(4);
   return Finish(std::move(node));
-}
-
-absl::StatusOr<JinjaExprPtr> JinjaExpressionParser::FiltersAndTests(JinjaExprPtr expr) {
-  while (true) {
-    if (tokens_.AtOperator("|")) {
-      ASSIGN_OR_RETURN(expr, Filter(std::move(expr)));
-    } else if (tokens_.AtName("is")) {
-      ASSIGN_OR_RETURN(expr, Test(std::move(expr)));
-    } else {
-      return expr;
-    }
-  }
-}
-
-absl::StatusOr<JinjaExprPtr> JinjaExpressionParser::Filter(JinjaExprPtr input) {
-  JinjaExpr node = Node(Kind::kFilter);
-  tokens_.Advance();
-  ASSIGN_OR_RETURN(node.name, tokens_.TakeName("a filter's name"));
-  node.filter = FindJinjaFilter(node.name);
-  if (node.filter == nullptr) return Unsupported(node.line, "filter", node.name);
-  node.operands.push_back(std::move(input));
-  if (tokens_.AtOperator("(")) {
-    ASSIGN_OR_RETURN(node.arguments, CallArguments());
-  }
-  return Finish(std::move(node));
-}
-
-absl::StatusOr<JinjaExprPtr> JinjaExpressionParser::Test(JinjaExprPtr input) {
-  JinjaExpr node = Node(Kind::kTest);
-  tokens_.Advance();
-  const bool negated = tokens_.SkipName("not");
-  ASSIGN_OR_RETURN(node.name, tokens_.TakeName("a test's name"));
-  node.test = FindJinjaTest(node.name);
-  if (node.test == nullptr) return Unsupported(node.line, "test", node.name);
-  node.operands.push_back(std::move(input));
-  const JinjaToken& token = tokens_.now();
-  if (tokens_.AtOperator("(")) {
-    ASSIGN_OR_RETURN(node.arguments, CallArguments());
-  } else {  // one argument may do without brackets: x is equalto y
-    const bool value = token.kind == TokenKind::kString || token.kind == TokenKind::kInteger ||
-                       token.kind == TokenKind::kFloat || tokens_.AtOperator("[") ||
-                       tokens_.AtOperator("{");
-    constexpr std::string_view kNotOperands[] = {"else", "or", "and", "if", "in", "is", "not"};
-    const bool name = token.kind == TokenKind::kName &&
-                      std::find(std::begin(kNotOperands), std::end(kNotOperands), token.text) ==
-                          std::end(kNotOperands);
-    if (value || name) {
-      ASSIGN_OR_RETURN(JinjaExprPtr argument, Primary());
-      ASSIGN_OR_RETURN(argument, Postfix(std::move(argument)));
-      node.arguments.positional.push_back(std::move(argument));
-    }
-  }
-  const int line = node.line;
-  ASSIGN_OR_RETURN(JinjaExprPtr test, Finish(std::move(node)));
-  if (!negated) return test;
-  JinjaExpr negation = Node(Kind::kNot);
-  negation.line = line;
-  negation.operands.push_back(std::move(test));
-  return Finish(std::move(negation));
-}
-
-absl::StatusOr<JinjaExpr::Arguments> JinjaExpressionParser::CallArguments() {
-  JinjaExpr::Arguments arguments;
-  tokens_.Advance();
-  bool first = true;
-  while (!tokens_.AtOperator(")")) {
-    if (!first) {
-      RETURN_IF_ERROR(tokens_.ExpectOperator(","));
-      if (tokens_.AtOperator(")")) break;
-    }
-    first = false;
-    if (tokens_.AtOperator("*") || tokens_.AtOperator("**")) {
-      return Unsupported(tokens_.line(), "argument", Concat(tokens_.now().text, "args"));
-    }
-    if (tokens_.now().kind == TokenKind::kName && tokens_.next().Is(TokenKind::kOperator, "=")) {
-      std::string name = tokens_.now().text;
-      tokens_.Advance();
-      tokens_.Advance();
-      ASSIGN_OR_RETURN(JinjaExprPtr value, Expression());
-      arguments.keywords.emplace_back(std::move(name), std::move(value));
-      continue;
-    }
-    if (!arguments.keywords.empty()) {
-      return JinjaError(tokens_.line(), "a positional argument after a keyword argument");
-    }
-    ASSIGN_OR_RETURN(JinjaExprPtr value, Expression());
-    arguments.positional.push_back(std::move(value));
-  }
-  RETURN_IF_ERROR(tokens_.ExpectOperator(")"));
-  return arguments;
 }
 
 }  // namespace bitshard

@@ -4,6 +4,8 @@
 // have is refused (UNIMPLEMENTED, by name) when its model is loaded.
 #pragma once
 
+#include <map>
+#include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -13,16 +15,26 @@
 
 namespace bitshard {
 
+// Names as a template uses them: a function that it calls and nobody defines is one that we do not
+// have, unless it asks before.
+struct JinjaNames {
+  std::map<std::string, int> called;  // name -> line of the first call
+  std::set<std::string> known;        // assigned somewhere, or asked for: "is defined"
+};
+
 class JinjaExpressionParser {
  public:
-  // Both streams of calls, this parser's and its owner's, move the same cursor. It must outlive
-  // this object.
-  explicit JinjaExpressionParser(JinjaTokenStream* tokens) : tokens_(*tokens) {}
+  // Both streams of calls, this parser's and its owner's, move the same cursor. Both pointers must
+  // outlive this object.
+  JinjaExpressionParser(JinjaTokenStream* tokens, JinjaNames* names)
+      : tokens_(*tokens), names_(*names) {}
 
   absl::StatusOr<JinjaExprPtr> Expression();
   // One expression, or several with commas: a tuple then. Without `conditional` an `if` that
   // follows is left alone (it is a loop's filter).
   absl::StatusOr<JinjaExprPtr> Tuple(bool conditional);
+  // kJinjaBlockText | filter | filter ...: the cursor is at the first filter's name.
+  absl::StatusOr<JinjaExprPtr> BlockFilters();
 
  private:
   absl::StatusOr<JinjaExprPtr> Or();
@@ -41,6 +53,7 @@ class JinjaExpressionParser {
   absl::StatusOr<JinjaExprPtr> Subscript(JinjaExprPtr object);
   absl::StatusOr<JinjaExprPtr> FiltersAndTests(JinjaExprPtr expr);
   absl::StatusOr<JinjaExprPtr> Filter(JinjaExprPtr input);
+  absl::Status CheckFilter(const JinjaExpr& node) const;
   absl::StatusOr<JinjaExprPtr> Test(JinjaExprPtr input);
   absl::StatusOr<JinjaExpr::Arguments> CallArguments();
 
@@ -50,6 +63,7 @@ class JinjaExpressionParser {
   absl::StatusOr<JinjaExprPtr> Binary(JinjaOp op, int line, JinjaExprPtr left, JinjaExprPtr right);
 
   JinjaTokenStream& tokens_;
+  JinjaNames& names_;
   int nesting_ = 0;  // of calls of Expression
 };
 

@@ -15,33 +15,11 @@ using ExprKind = JinjaExpr::Kind;
 using StatementKind = JinjaStatement::Kind;
 
 constexpr size_t kMaxOutputBytes = size_t{16} << 20;
-
 // The error with the line of the statement that met it first.
 absl::Status AtLine(int line, const absl::Status& status) {
   const std::string text(status.message());
   if (text.starts_with("chat template")) return status;
   return absl::Status(status.code(), Concat("chat template, line ", line, ": ", text));
-}
-
-absl::StatusOr<JinjaValue> Range(const JinjaArguments& arguments, JinjaHeap* heap) {
-  RETURN_IF_ERROR(arguments.Check("range", 3));
-  int64_t numbers[3] = {0, 0, 1};  // begin, end, step
-  const size_t given = arguments.positional.size();
-  if (given == 0) return absl::InvalidArgumentError("'range' takes 1 to 3 arguments");
-  for (size_t i = 0; i < given; ++i) {
-    const std::optional<int64_t> number = arguments.positional[i].AsInt();
-    if (!number.has_value()) return absl::InvalidArgumentError("'range' takes integers");
-    numbers[given == 1 ? 1 : i] = *number;
-  }
-  const auto [begin, end, step] = numbers;
-  if (step == 0) return absl::InvalidArgumentError("range() arg 3 must not be zero");
-  std::vector<JinjaValue> items;
-  for (int64_t i = begin; step > 0 ? i < end : i > end;) {
-    RETURN_IF_ERROR(heap->ChargeStep());
-    items.push_back(JinjaValue::Int(i));
-    if (__builtin_add_overflow(i, step, &i)) break;
-  }
-  return JinjaValue::List(heap->NewList(std::move(items)));
 }
 
 // Sets the members of `loop`, one object for all rounds of a loop.
@@ -58,58 +36,42 @@ void SetLoop(const std::vector<JinjaValue>& items, size_t at, JinjaDict* loop) {
   loop->Set("previtem", at > 0 ? items[at - 1] : JinjaValue::MakeUndefined("previtem"));
   loop->Set("nextitem",
             at + 1 < items.size() ? items[at + 1] : JinjaValue::MakeUndefined("nextitem"));
+  loop->Set("depth", JinjaValue::Int(1));  // there are no recursive loops
+  loop->Set("depth0", JinjaValue::Int(0));
 }
 
 }  // namespace
 
 JinjaInterpreter::JinjaInterpreter(std::vector<std::pair<std::string, JinjaValue>> variables,
-                                   JinjaHeap* heap)
-    : heap_(heap), variables_(std::move(variables)) {
-  constexpr std::pair<std::string_view, JinjaFunction> kFunctions[] = {
-      {"raise_exception", JinjaFunction::kRaiseException},
-      {"namespace", JinjaFunction::kNamespace},
-      {"range", JinjaFunction::kRange}};
-  for (const auto& [name, function] : kFunctions) {
+                                   absl::Time now, JinjaHeap* heap)
+    : heap_(heap), now_(now), variables_(std::move(variables)) {
+  for (const auto& [name, function] : JinjaFunctions()) {
     variables_.emplace_back(std::string(name), JinjaValue::Function(function));
   }
 }
 
-// While it lives, assignments are to a scope of their own.
-class JinjaInterpreter::Scope {
- public:
-  explicit Scope(JinjaInterpreter* owner)
-      : owner_(*owner), outer_begin_(owner->scope_begin_), begin_(owner->variables_.size()) {
-    owner_.scope_begin_ = begin_;
-  }
-  ~Scope() {
-    Clear();
-    owner_.scope_begin_ = outer_begin_;
-  }
-  void Clear() {
-    owner_.variables_.erase(owner_.variables_.begin() + begin_, owner_.variables_.end());
-  }
-
- private:
-  JinjaInterpreter& owner_;
-  const size_t outer_begin_;
-  const size_t begin_;
-};
-
-absl::Status JinjaInterpreter::Run(const JinjaTemplate& program, std::string* out) {
+absl::Status JinjaInterpreter::Run(const JinjaTemplate& program, JinjaText* out) {
   return RunBody(program.body, out).status();
 }
 
-absl::Status JinjaInterpreter::Print(std::string_view text, std::string* out) {
-  if (out->size() + text.size() > kMaxOutputBytes) {
-    return absl::ResourceExhaustedError(
-        Concat("the template prints more than ", kMaxOutputBytes, " bytes"));
-  }
-  *out += text;
-  return absl::OkStatus();
+absl::Status JinjaInterpreter::PrintValue(const JinjaValue& value, JinjaText* out) {
+  const auto print = [out](const JinjaText& text) -> absl::Status {
+    if (out->size() + text.size() > kMaxOutputBytes) {
+      return absl::ResourceExhaustedError(
+          Concat("the template prints more than ", kMaxOutputBytes, " bytes"));
+    }
+    out->Append(text);
+    return absl::OkStatus();
+  };
+  if (value.is_string()) return print(value.text());
+  ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(value, heap_));
+  return print(text);
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunBody(const JinjaBody& body,
-                                                                 std::string* out) {
+                                                                 JinjaText* out) {
+  Depth depth(this);
+  RETURN_IF_ERROR(depth.Check());
   for (const JinjaStatement& statement : body) {
     absl::StatusOr<Flow> flow = RunStatement(statement, out);
     if (!flow.ok()) return AtLine(statement.line, flow.status());
@@ -119,26 +81,25 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunBody(const JinjaBody
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunInner(const JinjaBody& body,
-                                                                  std::string* out) {
+                                                                  JinjaText* out) {
   Scope scope(this);
   return RunBody(body, out);
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunStatement(
-    const JinjaStatement& statement, std::string* out) {
+    const JinjaStatement& statement, JinjaText* out) {
   RETURN_IF_ERROR(heap_->ChargeStep());
   switch (statement.kind) {
     case StatementKind::kText:
-      RETURN_IF_ERROR(Print(statement.text, out));
+      if (out->size() + statement.text.size() > kMaxOutputBytes) {
+        return absl::ResourceExhaustedError(
+            Concat("the template prints more than ", kMaxOutputBytes, " bytes"));
+      }
+      out->Append(statement.text);
       return Flow::kOn;
     case StatementKind::kPrint: {
       ASSIGN_OR_RETURN(const JinjaValue value, Eval(*statement.value));
-      if (value.is_string()) {
-        RETURN_IF_ERROR(Print(value.string(), out));
-      } else {
-        ASSIGN_OR_RETURN(const std::string text, JinjaToString(value, heap_));
-        RETURN_IF_ERROR(Print(text, out));
-      }
+      RETURN_IF_ERROR(PrintValue(value, out));
       return Flow::kOn;
     }
     case StatementKind::kIf:
@@ -156,12 +117,33 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunStatement(
       RETURN_IF_ERROR(RunSet(statement));
       return Flow::kOn;
     case StatementKind::kSetBlock: {
-      std::string text;
+      JinjaText text;
       ASSIGN_OR_RETURN(const Flow flow, RunInner(statement.bodies[0], &text));
-      ASSIGN_OR_RETURN(JinjaValue value, heap_->NewString(std::move(text)));
+      ASSIGN_OR_RETURN(JinjaValue value, heap_->NewText(std::move(text)));
+      if (statement.value != nullptr) {
+        ASSIGN_OR_RETURN(value, Filtered(*statement.value, std::move(value)));
+      }
       Assign(statement.targets[0], std::move(value));
       return flow;
     }
+    case StatementKind::kFilter: {
+      JinjaText text;
+      ASSIGN_OR_RETURN(const Flow flow, RunInner(statement.bodies[0], &text));
+      ASSIGN_OR_RETURN(JinjaValue value, heap_->NewText(std::move(text)));
+      ASSIGN_OR_RETURN(value, Filtered(*statement.value, std::move(value)));
+      RETURN_IF_ERROR(PrintValue(value, out));
+      return flow;
+    }
+    case StatementKind::kWith:
+      return RunWith(statement, out);
+    case StatementKind::kMacro: {
+      RETURN_IF_ERROR(heap_->ChargeBytes(sizeof(JinjaMacro)));
+      Assign(statement.text, JinjaValue::Macro(heap_->NewMacro({.statement = &statement})));
+      return Flow::kOn;
+    }
+    case StatementKind::kCall:
+      RETURN_IF_ERROR(RunCallBlock(statement, out));
+      return Flow::kOn;
     case StatementKind::kBlock:
       return RunInner(statement.bodies[0], out);
     case StatementKind::kBreak:
@@ -173,7 +155,7 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunStatement(
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunFor(const JinjaStatement& statement,
-                                                                std::string* out) {
+                                                                JinjaText* out) {
   ASSIGN_OR_RETURN(const JinjaValue iterable, Eval(*statement.value));
   ASSIGN_OR_RETURN(std::vector<JinjaValue> items, JinjaIterate(iterable, heap_));
   bool any_round_complete = false;
@@ -208,6 +190,21 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunFor(const JinjaState
   return Flow::kOn;
 }
 
+absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunWith(const JinjaStatement& statement,
+                                                                 JinjaText* out) {
+  // All values are those of outside.
+  ASSIGN_OR_RETURN(const std::vector<JinjaValue> values, EvalAll(statement.conditions));
+  Scope scope(this);
+  for (size_t i = 0; i < values.size(); ++i) Assign(statement.targets[i], values[i]);
+  return RunBody(statement.bodies[0], out);
+}
+
+absl::StatusOr<JinjaValue> JinjaInterpreter::Filtered(const JinjaExpr& filters, JinjaValue text) {
+  Scope scope(this);
+  Assign(kJinjaBlockText, std::move(text));
+  return Eval(filters);
+}
+
 absl::Status JinjaInterpreter::RunSet(const JinjaStatement& statement) {
   ASSIGN_OR_RETURN(JinjaValue value, Eval(*statement.value));
   if (!statement.attribute.has_value()) return AssignTargets(statement.targets, value);
@@ -222,10 +219,16 @@ absl::Status JinjaInterpreter::RunSet(const JinjaStatement& statement) {
 }
 
 JinjaValue JinjaInterpreter::Lookup(std::string_view name) const {
-  for (auto it = variables_.rbegin(); it != variables_.rend(); ++it) {
-    if (it->first == name) return it->second;
-  }
-  return JinjaValue::MakeUndefined(name);
+  const auto find = [&](size_t begin, size_t end) -> const JinjaValue* {
+    while (end-- > begin) {
+      if (variables_[end].first == name) return &variables_[end].second;
+    }
+    return nullptr;
+  };
+  const JinjaValue* found = find(frame_.begin, variables_.size());
+  if (found == nullptr) found = find(frame_.outer_begin, frame_.outer_end);
+  if (found == nullptr && frame_.begin > 0) found = find(0, root_end_);
+  return found == nullptr ? JinjaValue::MakeUndefined(name) : *found;
 }
 
 void JinjaInterpreter::Assign(std::string_view name, JinjaValue value) {
@@ -253,6 +256,8 @@ absl::Status JinjaInterpreter::AssignTargets(const std::vector<std::string>& tar
 }
 
 absl::StatusOr<JinjaValue> JinjaInterpreter::Eval(const JinjaExpr& expr) {
+  Depth depth(this);
+  RETURN_IF_ERROR(depth.Check());
   RETURN_IF_ERROR(heap_->ChargeStep());
   switch (expr.kind) {
     case ExprKind::kLiteral:
@@ -275,6 +280,7 @@ absl::StatusOr<JinjaValue> JinjaInterpreter::Eval(const JinjaExpr& expr) {
               Concat("a dict key of type '", key.TypeName(), "' is not supported, only str"));
         }
         RETURN_IF_ERROR(heap_->ChargeBytes(key.string().size() + 2 * sizeof(JinjaValue)));
+        dict->foreign_keys |= !key.text().foreign().empty();
         dict->Set(key.string(), std::move(value));
       }
       return JinjaValue::Dict(dict);
@@ -324,7 +330,7 @@ absl::StatusOr<JinjaValue> JinjaInterpreter::Eval(const JinjaExpr& expr) {
       ASSIGN_OR_RETURN(const JinjaArguments arguments, EvalArguments(expr.arguments));
       RETURN_IF_ERROR(heap_->ChargeStep(input.is_string() ? input.string().size() : 0));
       if (expr.kind == ExprKind::kMethod) return expr.method(input, arguments, heap_);
-      if (expr.kind == ExprKind::kFilter) return expr.filter(input, arguments, heap_);
+      if (expr.kind == ExprKind::kFilter) return expr.filter->run(input, arguments, heap_);
       ASSIGN_OR_RETURN(const bool holds, expr.test(input, arguments, heap_));
       return JinjaValue::Bool(holds);
     }
@@ -367,36 +373,6 @@ absl::StatusOr<JinjaValue> JinjaInterpreter::EvalSlice(const JinjaExpr& expr) {
   return JinjaSlice(object, bounds[0], bounds[1], bounds[2], heap_);
 }
 
-absl::StatusOr<JinjaValue> JinjaInterpreter::EvalCall(const JinjaExpr& expr) {
-  ASSIGN_OR_RETURN(const JinjaValue callee, Eval(*expr.operands[0]));
-  RETURN_IF_ERROR(callee.CheckDefined());
-  if (!callee.is_function()) {
-    return absl::InvalidArgumentError(Concat("'", callee.TypeName(), "' object is not callable"));
-  }
-  ASSIGN_OR_RETURN(const JinjaArguments arguments, EvalArguments(expr.arguments));
-  switch (callee.function()) {
-    case JinjaFunction::kRaiseException: {
-      const JinjaValue* message = arguments.Get(0, "message");
-      if (message == nullptr) return absl::InvalidArgumentError("raise_exception()");
-      ASSIGN_OR_RETURN(const std::string text, JinjaToString(*message, heap_));
-      return absl::InvalidArgumentError(text);
-    }
-    case JinjaFunction::kNamespace: {
-      JinjaDict* dict = heap_->NewDict();
-      dict->is_namespace = true;
-      for (const JinjaValue& from : arguments.positional) {
-        if (!from.is_dict()) return absl::InvalidArgumentError("namespace() takes dicts");
-        for (const auto& [key, value] : from.dict().items) dict->Set(key, value);
-      }
-      for (const auto& [key, value] : arguments.keywords) dict->Set(key, value);
-      return JinjaValue::Dict(dict);
-    }
-    case JinjaFunction::kRange:
-      return Range(arguments, heap_);
-  }
-  return JinjaValue();
-}
-
 absl::StatusOr<std::vector<JinjaValue>> JinjaInterpreter::EvalAll(
     const std::vector<JinjaExprPtr>& exprs) {
   std::vector<JinjaValue> values;
@@ -404,17 +380,6 @@ absl::StatusOr<std::vector<JinjaValue>> JinjaInterpreter::EvalAll(
   for (const JinjaExprPtr& expr : exprs) {
     ASSIGN_OR_RETURN(JinjaValue value, Eval(*expr));
     values.push_back(std::move(value));
-  }
-  return values;
-}
-
-absl::StatusOr<JinjaArguments> JinjaInterpreter::EvalArguments(
-    const JinjaExpr::Arguments& arguments) {
-  JinjaArguments values;
-  ASSIGN_OR_RETURN(values.positional, EvalAll(arguments.positional));
-  for (const auto& [name, expr] : arguments.keywords) {
-    ASSIGN_OR_RETURN(JinjaValue value, Eval(*expr));
-    values.keywords.emplace_back(name, std::move(value));
   }
   return values;
 }

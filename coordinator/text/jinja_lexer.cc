@@ -333,6 +333,11 @@ absl::Status JinjaError(int line, std::string_view text) {
   return absl::InvalidArgumentError(Concat("chat template, line ", line, ": ", text));
 }
 
+absl::Status JinjaUnsupported(int line, std::string_view what, std::string_view name) {
+  return absl::UnimplementedError(
+      Concat("chat template, line ", line, ": ", what, " '", name, "' is not supported"));
+}
+
 bool IsJinjaSpace(char32_t c) {
   return ClassOf(c) == CharClass::kSpace || (c >= 0x1C && c <= 0x1F);
 }

@@ -40,6 +40,9 @@ absl::StatusOr<std::vector<JinjaToken>> LexJinja(std::string_view source);
 // An error at a line of the template.
 absl::Status JinjaError(int line, std::string_view text);
 
+// UNIMPLEMENTED: a construct that we do not have, at a line of the template.
+absl::Status JinjaUnsupported(int line, std::string_view what, std::string_view name);
+
 // White space as Python's str.strip() knows it.
 bool IsJinjaSpace(char32_t c);
 std::string_view StripJinjaSpace(std::string_view text, bool left, bool right);

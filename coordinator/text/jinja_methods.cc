@@ -1,5 +1,6 @@
 #include "coordinator/text/jinja_methods.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -68,16 +69,27 @@ absl::StatusOr<Value> Strip(const Value& self, const Arguments& arguments, Jinja
   if (!arguments.positional.empty() && !arguments.positional[0].is_none()) {
     ASSIGN_OR_RETURN(set, TextArgument(arguments, 0, "strip"));
   }
-  return heap->NewString(std::string(StripSet(self.string(), set, kLeft, kRight)));
+  const std::string_view kept = StripSet(self.string(), set, kLeft, kRight);
+  return heap->NewText(self.text().Slice(kept.data() - self.string().data(), kept.size()));
 }
 
+// A text, or a tuple of texts of which one fits.
 template <bool kEnd>
 absl::StatusOr<Value> StartsWith(const Value& self, const Arguments& arguments, JinjaHeap*) {
   constexpr std::string_view kName = kEnd ? "endswith" : "startswith";
   if (!self.is_string()) return NoSuchMethod(self, kName);
   RETURN_IF_ERROR(arguments.Check(kName, 1));
-  ASSIGN_OR_RETURN(const std::string_view part, TextArgument(arguments, 0, kName));
-  return Value::Bool(kEnd ? self.string().ends_with(part) : self.string().starts_with(part));
+  Arguments parts = arguments;
+  if (!parts.positional.empty() && parts.positional[0].is_list()) {
+    parts.positional = arguments.positional[0].list().items;
+    if (parts.positional.empty()) return Value::Bool(false);
+  }
+  bool fits = false;
+  for (size_t i = 0; i < std::max<size_t>(parts.positional.size(), 1); ++i) {
+    ASSIGN_OR_RETURN(const std::string_view part, TextArgument(parts, i, kName));
+    fits |= kEnd ? self.string().ends_with(part) : self.string().starts_with(part);
+  }
+  return Value::Bool(fits);
 }
 
 absl::StatusOr<Value> Split(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
@@ -94,8 +106,9 @@ absl::StatusOr<Value> Split(const Value& self, const Arguments& arguments, Jinja
   std::vector<Value> parts;
   RETURN_IF_ERROR(heap->ChargeBytes(text.size()));
   const auto put = [&](std::string_view part) -> absl::Status {
-    RETURN_IF_ERROR(heap->ChargeBytes(2 * sizeof(Value)));
-    parts.push_back(Value::String(std::string(part)));
+    RETURN_IF_ERROR(heap->ChargeBytes(4 * sizeof(Value)));
+    parts.push_back(
+        Value::Text(self.text().Slice(part.data() - self.string().data(), part.size())));
     return absl::OkStatus();
   };
   const Value* separator = arguments.Get(0, "sep");
@@ -131,29 +144,190 @@ absl::StatusOr<Value> Split(const Value& self, const Arguments& arguments, Jinja
 
 absl::StatusOr<Value> Replace(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
   if (!self.is_string()) return NoSuchMethod(self, "replace");
-  RETURN_IF_ERROR(arguments.Check("replace", 2));
-  ASSIGN_OR_RETURN(const std::string_view from, TextArgument(arguments, 0, "replace"));
-  ASSIGN_OR_RETURN(const std::string_view to, TextArgument(arguments, 1, "replace"));
-  if (from.empty()) {
-    return absl::InvalidArgumentError("'replace': the text to replace must not be empty");
-  }
-  std::string out;
-  std::string_view rest = self.string();
-  while (true) {
-    const size_t at = rest.find(from);
-    RETURN_IF_ERROR(heap->ChargeBytes((at == rest.npos ? rest.size() : at) + to.size()));
-    out += rest.substr(0, at);
-    if (at == rest.npos) return Value::String(std::move(out));
-    out += to;
-    rest.remove_prefix(at + from.size());
-  }
+  RETURN_IF_ERROR(arguments.Check("replace", 3));
+  RETURN_IF_ERROR(TextArgument(arguments, 0, "replace").status());
+  RETURN_IF_ERROR(TextArgument(arguments, 1, "replace").status());
+  int64_t limit = -1;
+  if (const Value* count = arguments.Get(2, "")) limit = count->AsInt().value_or(-1);
+  return JinjaReplace(self.text(), arguments.positional[0].text(), arguments.positional[1].text(),
+                      limit, heap);
 }
 
 template <bool kUpper>
 absl::StatusOr<Value> ChangeCase(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
   constexpr std::string_view kName = kUpper ? "upper" : "lower";
   if (!self.is_string()) return NoSuchMethod(self, kName);
-  return FindJinjaFilter(kName)(self, arguments, heap);
+  RETURN_IF_ERROR(arguments.Check(kName, 0));
+  return JinjaChangeCase(self.text(), kUpper, heap);
+}
+
+template <bool kEachWord>
+absl::StatusOr<Value> Capitalize(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
+  constexpr std::string_view kName = kEachWord ? "title" : "capitalize";
+  if (!self.is_string()) return NoSuchMethod(self, kName);
+  RETURN_IF_ERROR(arguments.Check(kName, 0));
+  return JinjaCapitalize(self.text(), kEachWord, heap);
+}
+
+absl::StatusOr<Value> Join(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
+  if (!self.is_string()) return NoSuchMethod(self, "join");
+  RETURN_IF_ERROR(arguments.Check("join", 1));
+  if (arguments.positional.empty()) return absl::InvalidArgumentError("'join' takes a list");
+  ASSIGN_OR_RETURN(const std::vector<Value> items, JinjaIterate(arguments.positional[0], heap));
+  for (const Value& item : items) {
+    if (!item.is_string()) {
+      return absl::InvalidArgumentError(
+          Concat("sequence item: expected str instance, ", item.TypeName(), " found"));
+    }
+  }
+  return JinjaJoin(items, self.text(), heap);
+}
+
+// Where a text begins in this one, in characters; -1 when nowhere.
+template <bool kLast>
+absl::StatusOr<Value> Find(const Value& self, const Arguments& arguments, JinjaHeap*) {
+  constexpr std::string_view kName = kLast ? "rfind" : "find";
+  if (!self.is_string()) return NoSuchMethod(self, kName);
+  RETURN_IF_ERROR(arguments.Check(kName, 1));
+  ASSIGN_OR_RETURN(const std::string_view part, TextArgument(arguments, 0, kName));
+  const size_t at = kLast ? self.string().rfind(part) : self.string().find(part);
+  if (at == std::string::npos) return Value::Int(-1);
+  return Value::Int(std::count_if(self.string().begin(), self.string().begin() + at, [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
+}
+
+// How often: a text in a text, a value in a list.
+absl::StatusOr<Value> Count(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
+  if (!self.is_string() && !self.is_list()) return NoSuchMethod(self, "count");
+  RETURN_IF_ERROR(arguments.Check("count", 1));
+  int64_t count = 0;
+  if (self.is_list()) {
+    if (arguments.positional.empty()) return absl::InvalidArgumentError("'count' takes a value");
+    for (const Value& item : self.list().items) {
+      ASSIGN_OR_RETURN(const bool same, JinjaEquals(item, arguments.positional[0], heap));
+      count += same;
+    }
+    return Value::Int(count);
+  }
+  ASSIGN_OR_RETURN(const std::string_view part, TextArgument(arguments, 0, "count"));
+  if (part.empty()) return absl::UnimplementedError("'count' of an empty text is not supported");
+  for (size_t at = self.string().find(part); at != std::string::npos;
+       at = self.string().find(part, at + part.size())) {
+    ++count;
+  }
+  return Value::Int(count);
+}
+
+template <bool kPrefix>
+absl::StatusOr<Value> RemoveAffix(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
+  constexpr std::string_view kName = kPrefix ? "removeprefix" : "removesuffix";
+  if (!self.is_string()) return NoSuchMethod(self, kName);
+  RETURN_IF_ERROR(arguments.Check(kName, 1));
+  ASSIGN_OR_RETURN(const std::string_view part, TextArgument(arguments, 0, kName));
+  const std::string_view text = self.string();
+  const bool has = kPrefix ? text.starts_with(part) : text.ends_with(part);
+  if (!has) return self;
+  return heap->NewText(
+      self.text().Slice(kPrefix ? part.size() : 0, self.string().size() - part.size()));
+}
+
+absl::StatusOr<Value> SplitLines(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
+  if (!self.is_string()) return NoSuchMethod(self, "splitlines");
+  RETURN_IF_ERROR(arguments.Check("splitlines", 0));
+  std::vector<Value> lines;
+  const std::string& text = self.string();
+  for (size_t at = 0; at < text.size();) {
+    RETURN_IF_ERROR(heap->ChargeBytes(4 * sizeof(Value)));
+    const size_t end = std::min(text.find_first_of("\r\n", at), text.size());
+    lines.push_back(Value::Text(self.text().Slice(at, end - at)));
+    at = end + (text.compare(end, 2, "\r\n") == 0 ? 2 : 1);
+  }
+  return Value::List(heap->NewList(std::move(lines)));
+}
+
+absl::StatusOr<Value> Format(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
+  if (!self.is_string()) return NoSuchMethod(self, "format");
+  const std::string_view text = self.string();
+  JinjaText out;
+  size_t next = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t brace = std::min(text.find_first_of("{}", at), text.size());
+    out.Append(self.text(), at, brace - at);
+    if (brace == text.size()) break;
+    if (brace + 1 < text.size() && text[brace + 1] == text[brace]) {  // {{ and }}
+      out.Append(self.text(), brace, 1);
+      at = brace + 2;
+      continue;
+    }
+    const size_t end = text.find('}', brace);
+    if (text[brace] == '}' || end == text.npos) {
+      return absl::InvalidArgumentError("'format': a brace stands alone");
+    }
+    const std::string name(text.substr(brace + 1, end - brace - 1));
+    if (name.find_first_of(":!.[") != name.npos) {
+      return absl::UnimplementedError(
+          Concat("'format': the field '{", name, "}' is not supported; {}, {0} and {name} are"));
+    }
+    const Value* value = nullptr;
+    if (name.empty()) {
+      value = arguments.Get(next++, "\n");
+    } else if (name.find_first_not_of("0123456789") == name.npos && name.size() < 4) {
+      value = arguments.Get(std::stoul(name), "\n");
+    } else {
+      value = arguments.Get(arguments.positional.size(), name);
+    }
+    if (value == nullptr) {
+      return absl::InvalidArgumentError(Concat("'format': no argument for '{", name, "}'"));
+    }
+    ASSIGN_OR_RETURN(const JinjaText piece, JinjaToText(*value, heap));
+    RETURN_IF_ERROR(heap->ChargeBytes(piece.cost()));
+    out.Append(piece);
+    at = end + 1;
+  }
+  return heap->NewText(std::move(out));
+}
+
+absl::StatusOr<Value> Append(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
+  if (!self.is_list() || self.list().is_tuple) return NoSuchMethod(self, "append");
+  RETURN_IF_ERROR(arguments.Check("append", 1));
+  if (arguments.positional.empty()) return absl::InvalidArgumentError("'append' takes a value");
+  RETURN_IF_ERROR(heap->ChargeBytes(sizeof(Value)));
+  self.list().items.push_back(arguments.positional[0]);
+  return Value::MakeNone();
+}
+
+absl::StatusOr<Value> Pop(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
+  RETURN_IF_ERROR(arguments.Check("pop", 2));
+  const Value* key = arguments.Get(0, "");
+  if (self.is_dict() && !self.dict().is_namespace && key != nullptr && key->is_string()) {
+    if (const Value* found = self.dict().Find(key->string())) {
+      const Value value = *found;
+      RETURN_IF_ERROR(heap->ChargeStep(self.dict().items.size() * sizeof(Value)));
+      self.dict().Erase(key->string());
+      return value;
+    }
+    if (arguments.positional.size() > 1) return arguments.positional[1];
+    return absl::InvalidArgumentError(Concat("'pop': no key '", key->string(), "'"));
+  }
+  if (!self.is_list() || self.list().is_tuple) return NoSuchMethod(self, "pop");
+  std::vector<Value>& items = self.list().items;
+  const int64_t size = static_cast<int64_t>(items.size());
+  int64_t at = key == nullptr ? -1 : key->AsInt().value_or(size);
+  if (at < 0) at += size;
+  if (at < 0 || at >= size) return absl::InvalidArgumentError("'pop': index out of range");
+  RETURN_IF_ERROR(heap->ChargeStep(items.size() * sizeof(Value)));
+  const Value value = items[at];
+  items.erase(items.begin() + at);
+  return value;
+}
+
+// loop.cycle(a, b): a in the first round, b in the second, a in the third.
+absl::StatusOr<Value> Cycle(const Value& self, const Arguments& arguments, JinjaHeap*) {
+  const Value* round = self.is_dict() ? self.dict().Find("index0") : nullptr;
+  if (round == nullptr || !round->is_int()) return NoSuchMethod(self, "cycle");
+  if (arguments.positional.empty()) return absl::InvalidArgumentError("'cycle' takes values");
+  return arguments.positional[*round->AsInt() % arguments.positional.size()];
 }
 
 absl::StatusOr<Value> Get(const Value& self, const Arguments& arguments, JinjaHeap*) {
@@ -181,7 +355,7 @@ absl::StatusOr<Value> View(const Value& self, const Arguments& arguments, JinjaH
       out.push_back(value);
       continue;
     }
-    Value name = Value::String(key);
+    Value name = Value::Text(self.dict().KeyText(key));
     if (kView == DictView::kItems) {
       std::vector<Value> pair = {std::move(name), value};
       name = Value::List(heap->NewList(std::move(pair), /*is_tuple=*/true));
@@ -192,17 +366,30 @@ absl::StatusOr<Value> View(const Value& self, const Arguments& arguments, JinjaH
 }
 
 constexpr std::pair<std::string_view, JinjaMethodFn> kMethods[] = {
+    {"append", Append},
+    {"capitalize", Capitalize<false>},
+    {"count", Count},
+    {"cycle", Cycle},
     {"endswith", StartsWith<true>},
+    {"find", Find<false>},
+    {"format", Format},
     {"get", Get},
     {"items", View<DictView::kItems>},
+    {"join", Join},
     {"keys", View<DictView::kKeys>},
     {"lower", ChangeCase<false>},
     {"lstrip", Strip<true, false>},
+    {"pop", Pop},
+    {"removeprefix", RemoveAffix<true>},
+    {"removesuffix", RemoveAffix<false>},
     {"replace", Replace},
+    {"rfind", Find<true>},
     {"rstrip", Strip<false, true>},
     {"split", Split},
+    {"splitlines", SplitLines},
     {"startswith", StartsWith<false>},
     {"strip", Strip<true, true>},
+    {"title", Capitalize<true>},
     {"upper", ChangeCase<true>},
     {"values", View<DictView::kValues>},
 };

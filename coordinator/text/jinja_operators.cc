@@ -111,7 +111,7 @@ absl::StatusOr<Value> Join(const JinjaList& a, const JinjaList& b, JinjaHeap* he
 absl::StatusOr<Value> Repeat(const Value& what, int64_t times, JinjaHeap* heap) {
   const uint64_t n = static_cast<uint64_t>(std::max<int64_t>(times, 0));
   const uint64_t unit =
-      what.is_string() ? what.string().size() : what.list().items.size() * sizeof(Value);
+      what.is_string() ? what.text().cost() : what.list().items.size() * sizeof(Value);
   uint64_t bytes = 0;
   if (__builtin_mul_overflow(n, unit, &bytes)) {
     return absl::ResourceExhaustedError("a repetition is too long");
@@ -119,10 +119,9 @@ absl::StatusOr<Value> Repeat(const Value& what, int64_t times, JinjaHeap* heap) 
   RETURN_IF_ERROR(heap->ChargeBytes(bytes));
   const uint64_t rounds = unit == 0 ? 0 : n;
   if (what.is_string()) {
-    std::string text;
-    text.reserve(bytes);
-    for (uint64_t i = 0; i < rounds; ++i) text += what.string();
-    return Value::String(std::move(text));
+    JinjaText text;
+    for (uint64_t i = 0; i < rounds; ++i) text.Append(what.text());
+    return Value::Text(std::move(text));
   }
   std::vector<Value> items;
   for (uint64_t i = 0; i < rounds; ++i) {
@@ -168,10 +167,10 @@ std::vector<size_t> CharOffsets(std::string_view text) {
 
 absl::StatusOr<Value> JinjaBinary(JinjaOp op, const Value& a, const Value& b, JinjaHeap* heap) {
   if (op == JinjaOp::kConcat) {
-    ASSIGN_OR_RETURN(std::string text, JinjaToString(a, heap));
-    ASSIGN_OR_RETURN(const std::string tail, JinjaToString(b, heap));
-    text += tail;
-    return heap->NewString(std::move(text));
+    ASSIGN_OR_RETURN(JinjaText text, JinjaToText(a, heap));
+    ASSIGN_OR_RETURN(const JinjaText tail, JinjaToText(b, heap));
+    text.Append(tail);
+    return heap->NewText(std::move(text));
   }
   RETURN_IF_ERROR(a.CheckDefined());
   RETURN_IF_ERROR(b.CheckDefined());
@@ -181,11 +180,17 @@ absl::StatusOr<Value> JinjaBinary(JinjaOp op, const Value& a, const Value& b, Ji
       return absl::InvalidArgumentError(
           Concat("can only concatenate str (not \"", b.TypeName(), "\") to str"));
     }
-    RETURN_IF_ERROR(heap->ChargeBytes(a.string().size() + b.string().size()));
-    return Value::String(a.string() + b.string());
+    RETURN_IF_ERROR(heap->ChargeBytes(a.text().cost() + b.text().cost()));
+    JinjaText text = a.text();
+    text.Append(b.text());
+    return Value::Text(std::move(text));
   }
   if (op == JinjaOp::kAdd && a.is_list() && b.is_list() && a.list().is_tuple == b.list().is_tuple) {
     return Join(a.list(), b.list(), heap);
+  }
+  if (op == JinjaOp::kMod && a.is_string()) {
+    const bool tuple = b.is_list() && b.list().is_tuple;
+    return JinjaFormat(a, tuple ? b.list().items : std::vector<Value>{b}, heap);
   }
   if (op == JinjaOp::kMul) {
     const bool a_repeats = a.is_string() || a.is_list();
@@ -194,6 +199,50 @@ absl::StatusOr<Value> JinjaBinary(JinjaOp op, const Value& a, const Value& b, Ji
     if (b_repeats && a.AsInt().has_value()) return Repeat(b, *a.AsInt(), heap);
   }
   return Unsupported(SignOf(op), a, b);
+}
+
+absl::StatusOr<Value> JinjaFormat(const Value& format, const std::vector<Value>& values,
+                                  JinjaHeap* heap) {
+  const std::string_view text = format.string();
+  JinjaText out;
+  size_t next = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t percent = std::min(text.find('%', at), text.size());
+    out.Append(format.text(), at, percent - at);
+    at = percent + 2;
+    if (percent == text.size()) break;
+    const char kind = at <= text.size() ? text[at - 1] : '\0';
+    if (kind == '%') {
+      out.Append(format.text(), percent, 1);
+      continue;
+    }
+    if (kind != 's' && kind != 'd' && kind != 'i') {
+      return absl::UnimplementedError(
+          Concat("the format '", text.substr(percent, 2), "' is not supported; %s, %d and %% are"));
+    }
+    if (next == values.size()) {
+      return absl::InvalidArgumentError("not enough arguments for format string");
+    }
+    Value value = values[next++];
+    if (kind != 's') {
+      if (!value.is_number()) {
+        return absl::InvalidArgumentError(
+            Concat("%d format: a real number is required, not ", value.TypeName()));
+      }
+      const double number = std::trunc(value.AsDouble());
+      if (value.is_float() && !(std::fabs(number) < 9e18)) {
+        return absl::InvalidArgumentError("%d format: the number does not fit into 64 bits");
+      }
+      value = Value::Int(value.is_float() ? static_cast<int64_t>(number) : *value.AsInt());
+    }
+    ASSIGN_OR_RETURN(const JinjaText piece, JinjaToText(value, heap));
+    RETURN_IF_ERROR(heap->ChargeBytes(piece.cost()));
+    out.Append(piece);
+  }
+  if (next < values.size()) {
+    return absl::InvalidArgumentError("not all arguments converted during string formatting");
+  }
+  return heap->NewText(std::move(out));
 }
 
 absl::StatusOr<Value> JinjaNegate(const Value& value) {
@@ -254,7 +303,7 @@ absl::StatusOr<Value> JinjaItem(const Value& object, const Value& key, JinjaHeap
     const int64_t size = static_cast<int64_t>(offsets.size()) - 1;
     const int64_t at = *index < 0 ? *index + size : *index;
     if (at >= 0 && at < size) {
-      return Value::String(object.string().substr(offsets[at], offsets[at + 1] - offsets[at]));
+      return heap->NewText(object.text().Slice(offsets[at], offsets[at + 1] - offsets[at]));
     }
   }
   return Value::MakeUndefined(Concat(object.TypeName(), " element"));
@@ -286,17 +335,17 @@ absl::StatusOr<Value> JinjaSlice(const Value& object, std::optional<int64_t> beg
   const int64_t from = bound(begin, stride > 0 ? lowest : highest);
   const int64_t to = bound(end, stride > 0 ? highest : lowest);
 
-  std::string text;
+  JinjaText text;
   std::vector<Value> items;
   for (int64_t at = from; stride > 0 ? at < to : at > to; at += stride) {
     if (object.is_string()) {
-      text.append(object.string(), offsets[at], offsets[at + 1] - offsets[at]);
+      text.Append(object.text(), offsets[at], offsets[at + 1] - offsets[at]);
     } else {
       RETURN_IF_ERROR(heap->ChargeBytes(sizeof(Value)));
       items.push_back(object.list().items[at]);
     }
   }
-  if (object.is_string()) return heap->NewString(std::move(text));
+  if (object.is_string()) return heap->NewText(std::move(text));
   return Value::List(heap->NewList(std::move(items), object.list().is_tuple));
 }
 

@@ -2,7 +2,9 @@
 // errors.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -13,6 +15,9 @@ namespace bitshard {
 
 absl::StatusOr<JinjaValue> JinjaBinary(JinjaOp op, const JinjaValue& a, const JinjaValue& b,
                                        JinjaHeap* heap);
+// format % values of Python: %s, %d and %%. REQUIRES: format.is_string().
+absl::StatusOr<JinjaValue> JinjaFormat(const JinjaValue& format,
+                                       const std::vector<JinjaValue>& values, JinjaHeap* heap);
 absl::StatusOr<JinjaValue> JinjaNegate(const JinjaValue& value);
 absl::StatusOr<bool> JinjaCompareValues(JinjaCompare compare, const JinjaValue& a,
                                         const JinjaValue& b, JinjaHeap* heap);

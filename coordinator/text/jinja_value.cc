@@ -26,92 +26,81 @@ absl::Status TooDeep() {
 }
 
 // repr() of Python for text: single quotes, unless it has those and no double ones.
-void AppendRepr(std::string_view text, std::string* out) {
+void AppendRepr(const JinjaText& source, JinjaText* out) {
+  const std::string_view text = source.bytes();
   const bool use_double = text.find('\'') != text.npos && text.find('"') == text.npos;
   const char quote = use_double ? '"' : '\'';
-  out->push_back(quote);
+  out->Append(std::string_view(&quote, 1));
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = CodePointAt(text, at);
+    std::string escaped;
     if (c.value == static_cast<char32_t>(quote) || c.value == U'\\') {
-      out->push_back('\\');
-      out->push_back(text[at]);
+      escaped = {'\\', text[at]};
     } else if (c.value == U'\n') {
-      *out += "\\n";
+      escaped = "\\n";
     } else if (c.value == U'\r') {
-      *out += "\\r";
+      escaped = "\\r";
     } else if (c.value == U'\t') {
-      *out += "\\t";
+      escaped = "\\t";
     } else if (!IsPrintable(c.value)) {
       const int digits = c.value <= 0xFF ? 2 : c.value <= 0xFFFF ? 4 : 8;
-      *out += digits == 2 ? "\\x" : digits == 4 ? "\\u" : "\\U";
+      escaped = digits == 2 ? "\\x" : digits == 4 ? "\\u" : "\\U";
       for (int i = digits - 1; i >= 0; --i) {
-        out->push_back("0123456789abcdef"[c.value >> 4 * i & 15]);
+        escaped.push_back("0123456789abcdef"[c.value >> 4 * i & 15]);
       }
+    }
+    if (escaped.empty()) {
+      out->Append(source, at, c.bytes);
     } else {
-      out->append(text, at, c.bytes);
+      out->AppendInPlaceOf(source, at, escaped);
     }
     at += c.bytes;
   }
-  out->push_back(quote);
-}
-
-// repr() of Python: the shortest digits that read back the same; exponents from 1e16 and below
-// 1e-4.
-std::string FloatRepr(double v) {
-  if (std::isnan(v)) return "nan";
-  if (std::isinf(v)) return v < 0 ? "-inf" : "inf";
-  const double size = std::fabs(v);
-  const auto format = v != 0 && (size >= 1e16 || size < 1e-4) ? std::chars_format::scientific
-                                                              : std::chars_format::fixed;
-  std::array<char, 64> buffer;
-  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), v, format);
-  std::string text(buffer.data(), end.ptr);
-  if (text.find_first_of(".e") == text.npos) text += ".0";
-  return text;
+  out->Append(std::string_view(&quote, 1));
 }
 
 absl::Status AppendValue(const JinjaValue& value, bool repr, int depth, JinjaHeap* heap,
-                         std::string* out) {
+                         JinjaText* out) {
   if (depth > kMaxNesting) return TooDeep();
   RETURN_IF_ERROR(heap->ChargeStep(value.is_string() ? value.string().size() : 0));
   if (value.is_undefined()) {
-    if (repr) *out += "Undefined";
+    if (repr) out->Append("Undefined");
   } else if (value.is_none()) {
-    *out += "None";
+    out->Append("None");
   } else if (value.is_bool()) {
-    *out += value.Truthy() ? "True" : "False";
+    out->Append(value.Truthy() ? "True" : "False");
   } else if (value.is_int()) {
-    *out += std::to_string(*value.AsInt());
+    out->Append(std::to_string(*value.AsInt()));
   } else if (value.is_float()) {
-    *out += FloatRepr(value.AsDouble());
+    out->Append(JinjaFloatRepr(value.AsDouble()));
   } else if (value.is_string()) {
     if (repr) {
-      AppendRepr(value.string(), out);
+      AppendRepr(value.text(), out);
     } else {
-      *out += value.string();
+      out->Append(value.text());
     }
   } else if (value.is_list()) {
     const JinjaList& list = value.list();
-    out->push_back(list.is_tuple ? '(' : '[');
+    out->Append(list.is_tuple ? "(" : "[");
     for (size_t i = 0; i < list.items.size(); ++i) {
-      if (i > 0) *out += ", ";
+      if (i > 0) out->Append(", ");
       RETURN_IF_ERROR(AppendValue(list.items[i], /*repr=*/true, depth + 1, heap, out));
     }
-    if (list.is_tuple && list.items.size() == 1) out->push_back(',');
-    out->push_back(list.is_tuple ? ')' : ']');
+    if (list.is_tuple && list.items.size() == 1) out->Append(",");
+    out->Append(list.is_tuple ? ")" : "]");
   } else if (value.is_dict()) {
-    out->push_back('{');
+    out->Append("{");
     bool first = true;
     for (const auto& [key, item] : value.dict().items) {
-      if (!first) *out += ", ";
+      if (!first) out->Append(", ");
       first = false;
-      AppendRepr(key, out);
-      *out += ": ";
+      AppendRepr(value.dict().KeyText(key), out);
+      out->Append(": ");
       RETURN_IF_ERROR(AppendValue(item, /*repr=*/true, depth + 1, heap, out));
     }
-    out->push_back('}');
+    out->Append("}");
   } else {
-    *out += "<function>";
+    out->Append("<function>");
   }
   return absl::OkStatus();
 }
@@ -147,10 +136,25 @@ absl::StatusOr<bool> Equals(const JinjaValue& a, const JinjaValue& b, int depth,
     return true;
   }
   if (a.is_function() && b.is_function()) return a.function() == b.function();
+  if (a.is_macro() && b.is_macro()) return &a.macro() == &b.macro();
   return (a.is_undefined() && b.is_undefined()) || (a.is_none() && b.is_none());
 }
 
 }  // namespace
+
+// The shortest digits that read back the same; exponents from 1e16 and below 1e-4.
+std::string JinjaFloatRepr(double v) {
+  if (std::isnan(v)) return "nan";
+  if (std::isinf(v)) return v < 0 ? "-inf" : "inf";
+  const double size = std::fabs(v);
+  const auto format = v != 0 && (size >= 1e16 || size < 1e-4) ? std::chars_format::scientific
+                                                              : std::chars_format::fixed;
+  std::array<char, 64> buffer;
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), v, format);
+  std::string text(buffer.data(), end.ptr);
+  if (text.find_first_of(".e") == text.npos) text += ".0";
+  return text;
+}
 
 JinjaValue JinjaValue::MakeUndefined(std::string_view name) {
   return JinjaValue(std::in_place_type<Undefined>,
@@ -186,12 +190,12 @@ std::string_view JinjaValue::TypeName() const {
   if (is_string()) return "str";
   if (is_list()) return list().is_tuple ? "tuple" : "list";
   if (is_dict()) return dict().is_namespace ? "Namespace" : "dict";
-  return "function";
+  return is_macro() ? "Macro" : "function";
 }
 
 absl::Status JinjaValue::CheckDefined() const {
   if (!is_undefined()) return absl::OkStatus();
-  const JinjaString& name = std::get<Undefined>(value_).name;
+  const std::shared_ptr<const std::string>& name = std::get<Undefined>(value_).name;
   return absl::InvalidArgumentError(
       Concat("'", name == nullptr ? std::string_view("value") : *name, "' is undefined"));
 }
@@ -207,6 +211,16 @@ void JinjaDict::Set(std::string_view key, JinjaValue value) {
     items.emplace_back(std::string(key), std::move(value));
   } else {
     items[it->second].second = std::move(value);
+  }
+}
+
+void JinjaDict::Erase(std::string_view key) {
+  const auto it = index.find(absl::string_view(key.data(), key.size()));
+  const size_t at = it->second;
+  index.erase(it);
+  items.erase(items.begin() + at);
+  for (auto& [name, place] : index) {
+    if (place > at) --place;
   }
 }
 
@@ -232,9 +246,9 @@ absl::Status JinjaHeap::ChargeBytes(uint64_t bytes) {
       Concat("the template makes more than ", kMaxBytes, " bytes of values"));
 }
 
-absl::StatusOr<JinjaValue> JinjaHeap::NewString(std::string text) {
-  RETURN_IF_ERROR(ChargeBytes(text.size()));
-  return JinjaValue::String(std::move(text));
+absl::StatusOr<JinjaValue> JinjaHeap::NewText(JinjaText text) {
+  RETURN_IF_ERROR(ChargeBytes(text.cost()));
+  return JinjaValue::Text(std::move(text));
 }
 
 absl::StatusOr<bool> JinjaEquals(const JinjaValue& a, const JinjaValue& b, JinjaHeap* heap) {
@@ -257,8 +271,8 @@ absl::StatusOr<bool> JinjaLess(const JinjaValue& a, const JinjaValue& b, JinjaHe
       Concat("'", a.TypeName(), "' and '", b.TypeName(), "' have no order"));
 }
 
-absl::StatusOr<std::string> JinjaToString(const JinjaValue& value, JinjaHeap* heap) {
-  std::string out;
+absl::StatusOr<JinjaText> JinjaToText(const JinjaValue& value, JinjaHeap* heap) {
+  JinjaText out;
   RETURN_IF_ERROR(AppendValue(value, /*repr=*/false, /*depth=*/0, heap, &out));
   return out;
 }

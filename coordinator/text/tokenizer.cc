@@ -30,10 +30,64 @@ absl::Status EncodePlain(const TokenizerParts& parts, std::string_view text,
   return absl::OkStatus();
 }
 
+// The parts of `spans` between `begin` and `end`, counted from `begin`.
+std::vector<TextSpan> SpansWithin(absl::Span<const TextSpan> spans, size_t begin, size_t end) {
+  std::vector<TextSpan> within;
+  const auto first =
+      std::upper_bound(spans.begin(), spans.end(), begin,
+                       [](size_t offset, const TextSpan& span) { return offset < span.end; });
+  for (auto it = first; it != spans.end() && it->begin < end; ++it) {
+    within.push_back({std::max(it->begin, begin) - begin, std::min(it->end, end) - begin});
+  }
+  return within;
+}
+
+// The normalizer's text, and where the `plain` parts of `text` are in it. Where it changes the
+// text, the parts are normalized one by one, so that their edges stay known.
+absl::StatusOr<std::string_view> Normalize(const TokenizerParts& parts, std::string_view text,
+                                           std::vector<TextSpan>* plain, std::string* storage) {
+  ASSIGN_OR_RETURN(const std::string_view whole, parts.normalizer.Apply(text, storage));
+  if (plain->empty() || whole == text) return whole;
+  std::string joined;
+  std::string one;
+  size_t done = 0;
+  const auto append = [&](size_t end) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::string_view piece,
+                     parts.normalizer.Apply(text.substr(done, end - done), &one));
+    joined += piece;
+    done = end;
+    return absl::OkStatus();
+  };
+  for (TextSpan& span : *plain) {
+    RETURN_IF_ERROR(append(span.begin));
+    const size_t begin = joined.size();
+    RETURN_IF_ERROR(append(span.end));
+    span = {begin, joined.size()};
+  }
+  RETURN_IF_ERROR(append(text.size()));
+  *storage = std::move(joined);
+  return std::string_view(*storage);
+}
+
+// Of harmony models (gpt-oss), which write several messages in one answer: <|end|> ends only one of
+// them, these the answer.
+bool IsHarmony(const Vocabulary& vocabulary) {
+  return vocabulary.Find("<|channel|>").has_value() && vocabulary.Find("<|call|>").has_value();
+}
+
 }  // namespace
 
 std::vector<int32_t> StopIds(const Vocabulary& vocabulary, std::vector<int32_t> declared) {
+  if (IsHarmony(vocabulary)) {
+    for (std::string_view name : {"<|return|>", "<|call|>"}) {
+      const std::optional<int32_t> id = vocabulary.Find(name);
+      if (id.has_value()) declared.push_back(*id);
+    }
+    const std::optional<int32_t> end = vocabulary.Find("<|end|>");
+    if (end.has_value()) std::erase(declared, *end);
+  }
   for (std::string_view name : kKnownStopTokens) {
+    if (name == "<|end|>" && IsHarmony(vocabulary)) continue;
     const std::optional<int32_t> id = vocabulary.Find(name);
     if (id.has_value() && vocabulary.Get(*id)->special) declared.push_back(*id);
   }
@@ -65,16 +119,21 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
   std::vector<TextSegment> raw;
   std::vector<TextSegment> normalized;
   std::string storage;
-  parts_->raw_added.Split(text, options.parse_special, &raw);
+  parts_->raw_added.Split(text, options.parse_special, options.plain, &raw);
   for (const TextSegment& segment : raw) {
     if (segment.token.has_value()) {
       ids.push_back(*segment.token);
       continue;
     }
-    ASSIGN_OR_RETURN(const std::string_view plain,
-                     parts_->normalizer.Apply(segment.text, &storage));
+    std::vector<TextSpan> plain;
+    if (options.parse_special && parts_->normalized_added.has_special()) {
+      const size_t begin = segment.text.data() - text.data();
+      plain = SpansWithin(options.plain, begin, begin + segment.text.size());
+    }
+    ASSIGN_OR_RETURN(const std::string_view changed,
+                     Normalize(*parts_, segment.text, &plain, &storage));
     normalized.clear();
-    parts_->normalized_added.Split(plain, options.parse_special, &normalized);
+    parts_->normalized_added.Split(changed, options.parse_special, plain, &normalized);
     for (const TextSegment& part : normalized) {
       if (part.token.has_value()) {
         ids.push_back(*part.token);

@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 
 #include "coordinator/text/gguf_vocab.h"
+#include "coordinator/text/text_span.h"
 
 namespace bitshard {
 
@@ -32,6 +33,9 @@ struct EncodeOptions {
   // they are mere letters. User-defined tokens that are not special ("<think>" in some models) are
   // recognised either way.
   bool parse_special = false;
+  // Parts of the text (ascending, apart) that are text of users although parse_special: a control
+  // token that touches one is mere letters. All else is as if they were not given.
+  absl::Span<const TextSpan> plain = {};
 };
 
 class Tokenizer {

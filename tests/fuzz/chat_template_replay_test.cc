@@ -28,6 +28,13 @@ TEST(ChatTemplateFuzz, NoTemplateCrashesTheParserOrTheInterpreter) {
           "elif 1 < 2 <= 3 %}"
           "{{ messages[-1]['content'].strip('h').split(' ', 1) }}{%+ endif +%}{{ (1,) }}{{ -7 // 2 "
           "% 3 }}",
+          "{% macro m(a, b=[1, 2]) %}{{ a | tojson(indent=2) }}{{ caller() if caller else b | "
+          "map('string') | join }}{% endmacro %}{% call m({'k': tools}) %}{{ messages | "
+          "selectattr('role', 'equalto', 'tool') | list | length }}{% endcall %}{{ m(documents, "
+          "b=messages | sort(attribute='role') | map(attribute='content') | list) }}",
+          "{% filter upper %}{% set x | trim %} {{ '%s' % messages[0].content }} {% endset %}{{ "
+          "x.replace('s', 'xy') ~ '{0}'.format(x)[::-1] }}{% endfilter %}{% for k, v in "
+          "tools[0].function | dictsort %}{{ k }}{{ v | string | indent(3) }}{% endfor %}",
       },
       500, 30000);
 }

@@ -9,12 +9,14 @@
 namespace bitshard {
 namespace {
 
-const std::vector<ChatMessage> kMessages = {{"system", "Be kind."}, {"user", " Hi "}};
-
 absl::StatusOr<std::string> Render(std::string_view source) {
   const auto chat = ChatTemplate::Parse(source, "<B>", "<E>");
   if (!chat.ok()) return chat.status();
-  return chat->Render(kMessages, /*add_generation_prompt=*/true);
+  const auto rendered = chat->Render(
+      {.messages = {{.role = "system", .content = "Be kind."}, {.role = "user", .content = " Hi "}},
+       .now = absl::FromUnixSeconds(1'700'000'000)});
+  if (!rendered.ok()) return rendered.status();
+  return rendered->text;
 }
 
 // Expected texts are what Jinja2 3.1 prints with trim_blocks and lstrip_blocks.
@@ -95,6 +97,73 @@ TEST(ChatTemplate, MethodsAndFiltersWorkOnText) {
   ExpectPrints("{{ messages | first | length }} {{ (messages | last).role }}", "2 user");
 }
 
+TEST(ChatTemplate, MacrosSeeTheTemplatesVariablesAndTheirOwn) {
+  ExpectPrints("{% macro f(a, b=2) %}{{ a }}-{{ b }};{% endmacro %}{{ f(1) }}{{ f(b=3, a='x') }}",
+               "1-2;x-3;");
+  ExpectPrints(
+      "{% macro f(n) %}{{ n }}{% if n > 0 %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(3) }}",
+      "3210");
+  ExpectPrints(
+      "{% set x = 1 %}{% macro f() %}{{ x }}{{ i is defined }}{% set x = 9 %}{% endmacro %}"
+      "{% set x = 2 %}{% for i in [1] %}{{ f() }}{% endfor %}{{ x }}",
+      "2False2");
+  ExpectPrints(
+      "{% macro box(t) %}<{{ t }}:{{ caller() }}>{% endmacro %}"
+      "{% for i in [1, 2] %}{% call box('b') %}{{ i }}{% endcall %}{% endfor %}",
+      "<b:1><b:2>");
+  ExpectPrints(
+      "{% macro each(l) %}{% for x in l %}{{ caller(x) }}{% endfor %}{% endmacro %}"
+      "{% call(v) each([1, 2]) %}[{{ v }}]{% endcall %}",
+      "[1][2]");
+  ExpectPrints(
+      "{% filter upper %}a{{ 'b' }}{% endfilter %}{% set y | trim %} c {% endset %}{{ y }}", "ABc");
+  ExpectPrints("{% with a = 1, b = 2 %}{{ a + b }}{% endwith %}{{ a is defined }}", "3False");
+}
+
+TEST(ChatTemplate, FiltersOfSequences) {
+  ExpectPrints(
+      "{{ [{'a': 1, 'b': 'x'}, {'a': 2}] | selectattr('b', 'defined') | map(attribute='a') "
+      "| list }}",
+      "[1]");
+  ExpectPrints("{{ [3, 1, 2] | sort }} {{ ['b', 'A'] | sort }} {{ [1, 2, 1] | unique | list }}",
+               "[1, 2, 3] ['A', 'b'] [1, 2]");
+  ExpectPrints("{{ {'b': 1, 'a': 2} | dictsort }} {{ {'k': [1]} | items | list }}",
+               "[('a', 2), ('b', 1)] [('k', [1])]");
+  ExpectPrints("{{ [1, 2, 3] | select('odd') | list }} {{ [1, 2] | reject('equalto', 1) | list }}",
+               "[1, 3] [2]");
+  ExpectPrints("{{ [4, 2] | min }}{{ [4, 2] | max }}{{ [4, 2] | sum }}{{ 'abc' | reverse }}",
+               "246cba");
+  ExpectPrints("{{ ['a b', 'c'] | map('upper') | join('+') }}", "A B+C");
+  ExpectPrints("{{ 'a\nb\n\nc' | indent(2) }}|{{ 'hello WORLD' | capitalize }}|{{ 'a b' | title }}",
+               "a\n  b\n\n  c|Hello world|A B");
+  ExpectPrints(
+      "{{ '7' | int + 1 }} {{ 'x' | int(3) }} {{ 2.5 | round }} {{ -3 | abs }} {{ '1' | float }}",
+      "8 3 2.0 3 1.0");
+  ExpectPrints("{{ '%s has %d' % ('x', 3) }} {{ '{} {1} {n}'.format(1, 2, n=3) }}",
+               "x has 3 1 2 3");
+  ExpectPrints("{% set l = [1] %}{{ l.append(2) }}{{ l }}{{ l.pop() }}{{ l }}", "None[1, 2]2[1]");
+  ExpectPrints("{% for i in range(3) %}{{ loop.cycle('a', 'b') }}{% endfor %}", "aba");
+}
+
+// As json.dumps writes it with transformers' defaults.
+TEST(ChatTemplate, ToJsonIsPythons) {
+  ExpectPrints("{{ {'a': [1, 2.0, none, true, 'é\"\\n'], 'b': {}, 'c': []} | tojson }}",
+               R"({"a": [1, 2.0, null, true, "é\"\n"], "b": {}, "c": []})");
+  ExpectPrints("{{ {'b': [1, {'c': []}], 'a': 1} | tojson(indent=2, sort_keys=true) }}",
+               "{\n  \"a\": 1,\n  \"b\": [\n    1,\n    {\n      \"c\": []\n    }\n  ]\n}");
+  ExpectPrints("{{ ['é😀', 1] | tojson(ensure_ascii=true, separators=(',', ':')) }}",
+               R"(["\u00e9\ud83d\ude00",1])");
+  ExpectPrints("{{ '<b>&' | tojson | safe }}", "\"<b>&\"");
+  ExpectPrints("{{ ('{\"b\": 1, \"a\": [1.5]}' | from_json) }}", "{'b': 1, 'a': [1.5]}");
+  ExpectRefused("{{ nothing | tojson }}", absl::StatusCode::kInvalidArgument, "'nothing'");
+}
+
+TEST(ChatTemplate, TheDateIsTheCallers) {
+  ExpectPrints("{{ strftime_now('%Y') }}", "2023");
+  ExpectPrints("{% if strftime_now is defined %}{{ strftime_now('%d') | length }}{% endif %}", "2");
+  ExpectRefused("{{ strftime_now('x' * 5000) }}", absl::StatusCode::kInvalidArgument, "1024");
+}
+
 TEST(ChatTemplate, SyntaxErrorsNameTheLine) {
   constexpr auto kCode = absl::StatusCode::kInvalidArgument;
   ExpectRefused("a\n{{ 1 +", kCode, "line 2");
@@ -114,8 +183,14 @@ TEST(ChatTemplate, SyntaxErrorsNameTheLine) {
 TEST(ChatTemplate, ConstructsThatWeDoNotHaveAreNamedWhenTheTemplateIsRead) {
   constexpr auto kCode = absl::StatusCode::kUnimplemented;
   for (const auto& [source, name] :
-       {std::pair{"{% macro f() %}{% endmacro %}", "macro"},
+       {std::pair{"{% for i in [1] %}{% macro f() %}{% endmacro %}{% endfor %}", "macro"},
         std::pair{"{% include 'x' %}", "include"}, std::pair{"{{ x | nonsense }}", "'nonsense'"},
+        std::pair{"{% do x %}", "'do'"}, std::pair{"{{ nonsense() }}", "'nonsense'"},
+        std::pair{"{{ x | trim(1, 2) }}", "'trim'"},
+        std::pair{"{{ x | tojson(wide=1) }}", "'wide'"},
+        std::pair{"{{ x | map('nonsense') }}", "'nonsense'"},
+        std::pair{"{{ x | selectattr('a', 'nonsense') }}", "'nonsense'"},
+        std::pair{"{{ {1: 2} }}", "'int'"}, std::pair{"{{ f(*x) }}", "'*args'"},
         std::pair{"{{ x is nonsense }}", "'nonsense'"},
         std::pair{"{{ x.nonsense() }}", "'nonsense'"}, std::pair{"{{ 2 ** 3 }}", "'**'"},
         std::pair{"{% for x in y recursive %}{% endfor %}", "recursive"}}) {
@@ -130,7 +205,8 @@ TEST(ChatTemplate, FailuresOfTheProgramAreTheCallersErrorWithTheLine) {
   ExpectRefused("\n{{ raise_exception('roles must alternate') }}", kCode, "roles must alternate");
   ExpectRefused("\n{{ 'a' + 1 }}", kCode, "line 2: can only concatenate str (not \"int\") to str");
   ExpectRefused("{{ missing.role }}", kCode, "'missing' is undefined");
-  ExpectRefused("{{ missing() }}", kCode, "'missing' is undefined");
+  ExpectRefused("{% if missing is not defined %}{{ missing() }}{% endif %}", kCode,
+                "'missing' is undefined");
   ExpectRefused("{{ 1 / 0 }}", kCode, "zero");
   ExpectRefused("{{ 9223372036854775807 + 1 }}", kCode, "64 bits");
   ExpectRefused("{% for x in 5 %}{% endfor %}", kCode, "not iterable");
@@ -173,13 +249,16 @@ TEST(ChatTemplate, ThingsNestedTooDeeplyAreRefused) {
   for (int i = 0; i < 100001; ++i) nots += "not ";
   ExpectPrints(nots + "1 }}", "False");
   ExpectRefused("{% set ns = namespace() %}{% set ns.me = ns %}{{ [ns] }}", kCode, "itself");
+  ExpectRefused("{% set l = [] %}{{ l.append(l) }}{{ l | tojson }}", kCode, "itself");
+  ExpectRefused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+                absl::StatusCode::kResourceExhausted, "nested too deeply");
 }
 
 TEST(ChatTemplate, MessagesThatAreNotUtf8AreRefused) {
   const auto chat = ChatTemplate::Parse("{{ messages }}", "", "");
   ASSERT_TRUE(chat.ok());
-  const std::vector<ChatMessage> bad = {{"user", "\xFF"}};
-  EXPECT_EQ(chat->Render(bad, false).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(chat->Render({.messages = {{.role = "user", .content = "\xFF"}}}).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -56,10 +56,10 @@ TEST_F(SmolLm2, ItsChatTemplateMakesControlTokens) {
   const auto chat =
       ChatTemplate::Parse(checkpoint_.chat_template, checkpoint_.bos_token, checkpoint_.eos_token);
   ASSERT_TRUE(chat.ok()) << chat.status();
-  const std::vector<ChatMessage> messages = {{"user", "Hi"}};
-  const auto prompt = chat->Render(messages, /*add_generation_prompt=*/true);
+  const auto prompt = chat->Render({.messages = {{.role = "user", .content = "Hi"}}});
   ASSERT_TRUE(prompt.ok()) << prompt.status();
-  const auto ids = tokenizer_->Encode(*prompt, {.add_special = false, .parse_special = true});
+  const auto ids = tokenizer_->Encode(
+      prompt->text, {.add_special = false, .parse_special = true, .plain = prompt->plain});
   ASSERT_TRUE(ids.ok()) << ids.status();
   EXPECT_EQ(ids->front(), 1);                             // <|im_start|>
   EXPECT_EQ(std::count(ids->begin(), ids->end(), 1), 3);  // system, user, assistant

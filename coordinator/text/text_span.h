@@ -1,0 +1,15 @@
+// A stretch of a text.
+#pragma once
+
+#include <cstddef>
+
+namespace bitshard {
+
+// Bytes [begin, end).
+struct TextSpan {
+  size_t begin = 0;
+  size_t end = 0;
+  bool operator==(const TextSpan&) const = default;
+};
+
+}  // namespace bitshard
