@@ -29,22 +29,33 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::Allocate(uint32_t count) {
   return ids;
 }
 
-void BlockPool::AddReference(BlockId id) {
+BlockPool::Block& BlockPool::Used(BlockId id) {
   CHECK_LT(id, blocks_.size());
   CHECK(blocks_[id].state == State::kUsed) << "block " << id << " has no owner";
-  ++blocks_[id].refcount;
+  return blocks_[id];
+}
+
+void BlockPool::AddReference(BlockId id) {
+  CHECK_LT(id, blocks_.size());
+  Block& block = blocks_[id];
+  if (block.state == State::kCached) {
+    cached_.erase(block.place);
+    block.state = State::kUsed;
+  }
+  ++Used(id).refcount;
 }
 
 void BlockPool::Release(BlockId id) {
-  CHECK_LT(id, blocks_.size());
-  Block& block = blocks_[id];
-  CHECK(block.state == State::kUsed) << "block " << id << " is released twice";
+  Block& block = Used(id);
   if (--block.refcount > 0) return;
   if (block.condemned) {
     block.state = State::kQuarantined;
     block.condemned = false;
     --condemned_used_;
     ++quarantined_;
+  } else if (block.kept) {
+    block.state = State::kCached;
+    block.place = cached_.insert(cached_.end(), id);
   } else {
     block.state = State::kFree;
     free_.push_back(id);
@@ -52,13 +63,51 @@ void BlockPool::Release(BlockId id) {
 }
 
 void BlockPool::ReleaseToQuarantine(BlockId id) {
-  CHECK_LT(id, blocks_.size());
-  CHECK(blocks_[id].state == State::kUsed) << "block " << id << " has no owner";
-  if (!blocks_[id].condemned) {
-    blocks_[id].condemned = true;
+  Block& block = Used(id);
+  CHECK(!block.kept) << "block " << id << " is still in the prefix cache";
+  if (!block.condemned) {
+    block.condemned = true;
     ++condemned_used_;
   }
   Release(id);
+}
+
+void BlockPool::Keep(BlockId id) {
+  Block& block = Used(id);
+  CHECK(!block.kept && !block.condemned) << "block " << id << " cannot be kept";
+  block.kept = true;
+}
+
+void BlockPool::Forget(BlockId id) {
+  CHECK_LT(id, blocks_.size());
+  Block& block = blocks_[id];
+  CHECK(block.kept) << "block " << id << " is not kept";
+  block.kept = false;
+  if (block.state != State::kCached) return;
+  cached_.erase(block.place);
+  block.state = State::kFree;
+  free_.push_back(id);
+}
+
+void BlockPool::Touch(BlockId id) {
+  CHECK_LT(id, blocks_.size());
+  if (blocks_[id].state == State::kCached)
+    cached_.splice(cached_.end(), cached_, blocks_[id].place);
+}
+
+std::optional<BlockId> BlockPool::OldestCached() const {
+  if (cached_.empty()) return std::nullopt;
+  return cached_.front();
+}
+
+bool BlockPool::is_condemned(BlockId id) const {
+  CHECK_LT(id, blocks_.size());
+  return blocks_[id].condemned;
+}
+
+bool BlockPool::is_cached(BlockId id) const {
+  CHECK_LT(id, blocks_.size());
+  return blocks_[id].state == State::kCached;
 }
 
 uint32_t BlockPool::refcount(BlockId id) const {
@@ -81,7 +130,10 @@ absl::Status BlockPool::CheckInvariants(
     if (in_free_list[id]) return absl::InternalError(absl::StrCat("block ", id, " is free twice"));
     in_free_list[id] = true;
   }
-  uint32_t free_count = 0, used_count = 0, quarantined_count = 0, condemned_count = 0;
+  std::vector<bool> in_cached_list(blocks_.size(), false);
+  for (BlockId id : cached_) in_cached_list[id] = true;
+  uint32_t free_count = 0, cached_count = 0, used_count = 0, quarantined_count = 0;
+  uint32_t condemned_count = 0;
   for (BlockId id = 0; id < blocks_.size(); ++id) {
     const Block& block = blocks_[id];
     if (block.refcount != owners[id]) {
@@ -95,15 +147,26 @@ absl::Status BlockPool::CheckInvariants(
     if ((block.state == State::kFree) != in_free_list[id]) {
       return absl::InternalError(absl::StrCat("block ", id, ": state and free list disagree"));
     }
+    if ((block.state == State::kCached) != in_cached_list[id] ||
+        (block.state == State::kCached && !block.kept)) {
+      return absl::InternalError(
+          absl::StrCat("block ", id, ": state and list of cached blocks disagree"));
+    }
+    if (block.kept &&
+        (block.condemned || block.state == State::kFree || block.state == State::kQuarantined)) {
+      return absl::InternalError(absl::StrCat("block ", id, " is kept, but must not be"));
+    }
     free_count += block.state == State::kFree;
+    cached_count += block.state == State::kCached;
     used_count += block.state == State::kUsed;
     quarantined_count += block.state == State::kQuarantined;
     condemned_count += block.condemned;
   }
-  if (free_count != free() || used_count != used() || quarantined_count != quarantined_ ||
-      condemned_count != condemned_used_) {
-    return absl::InternalError(absl::StrCat("counts are wrong: free ", free(), " used ", used(),
-                                            " quarantined ", quarantined_, " of ", total()));
+  if (free_count != free() || cached_count != cached() || used_count != used() ||
+      quarantined_count != quarantined_ || condemned_count != condemned_used_) {
+    return absl::InternalError(absl::StrCat("counts are wrong: free ", free(), " cached ", cached(),
+                                            " used ", used(), " quarantined ", quarantined_, " of ",
+                                            total()));
   }
   return absl::OkStatus();
 }

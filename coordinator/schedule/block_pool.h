@@ -2,13 +2,15 @@
 //
 // Owned by the engine thread, hence no locks. Holds ids and counts only; the memory is in
 // worker/cache, one block of the same id on every rank. Counts are in blocks. Invariants: free +
-// used + quarantined = total. A used block's refcount = the block tables (later also prefix-index
-// entries) that name it, at least 1; free and quarantined blocks have 0.
-// A quarantined block has seen non-finite values; it comes back only with a new pool, that is with
-// a new epoch.
+// cached + used + quarantined = total. A used block's refcount = the block tables that name it, at
+// least 1; all others have 0. A cached block has no owner, but PrefixCache knows what it holds: it
+// stays until somebody needs the block. A quarantined block has seen non-finite values; it comes
+// back only with a new pool, that is with a new epoch.
 #pragma once
 
 #include <cstdint>
+#include <list>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,42 +24,67 @@ using BlockId = uint32_t;
 class BlockPool {
  public:
   explicit BlockPool(uint32_t total_blocks);
+  BlockPool(BlockPool&&) = default;
+  BlockPool& operator=(BlockPool&&) = default;
 
-  // All or nothing, each block with one reference: on RESOURCE_EXHAUSTED the pool is unchanged.
+  // Free ones, all or nothing, each with one reference: on RESOURCE_EXHAUSTED the pool is
+  // unchanged. Cached ones become free through Forget only.
   absl::StatusOr<std::vector<BlockId>> Allocate(uint32_t count);
 
-  // One more owner of a used block. REQUIRES: `id` is used.
+  // One more owner. REQUIRES: `id` is used or cached.
   void AddReference(BlockId id);
 
-  // One owner less; the last one gives the block back (to quarantine if it is condemned). REQUIRES:
-  // `id` is used.
+  // One owner less. The last one gives the block back: to quarantine if it is condemned, to the
+  // cached ones if it is kept, else to the free ones. REQUIRES: `id` is used.
   void Release(BlockId id);
 
   // As Release, and the block will not be given away again: with its last owner it goes to
-  // quarantine.
+  // quarantine. REQUIRES: `id` is used and not kept.
   void ReleaseToQuarantine(BlockId id);
+
+  // What the block holds is worth keeping. REQUIRES: `id` is used, not kept and not condemned.
+  void Keep(BlockId id);
+  // It is worth nothing any more; a cached block becomes free. REQUIRES: `id` is kept.
+  void Forget(BlockId id);
+  // A cached block counts as just released; nothing happens to others.
+  void Touch(BlockId id);
+  // The cached block that was released first.
+  std::optional<BlockId> OldestCached() const;
 
   uint32_t total() const { return static_cast<uint32_t>(blocks_.size()); }
   uint32_t free() const { return static_cast<uint32_t>(free_.size()); }
+  uint32_t cached() const { return static_cast<uint32_t>(cached_.size()); }
   uint32_t quarantined() const { return quarantined_; }
-  uint32_t used() const { return total() - free() - quarantined_; }
-  // Blocks that can still be given to somebody, now or later.
+  uint32_t used() const { return total() - free() - cached() - quarantined_; }
+  // Blocks that can be given to somebody now.
+  uint32_t available() const { return free() + cached(); }
+  // Blocks that can be given to somebody, now or later.
   uint32_t usable() const { return total() - quarantined_ - condemned_used_; }
+  // Used blocks that go to quarantine with their last owner.
+  uint32_t condemned() const { return condemned_used_; }
+  bool is_condemned(BlockId id) const;
+  bool is_cached(BlockId id) const;
   uint32_t refcount(BlockId id) const;
+  // The cached ones, the one released first in front. For tests.
+  const std::list<BlockId>& cached_blocks() const { return cached_; }
 
   // INTERNAL with the first broken invariant. `tables`: every owner's block table.
   absl::Status CheckInvariants(absl::Span<const std::vector<BlockId>* const> tables) const;
 
  private:
-  enum class State : uint8_t { kFree, kUsed, kQuarantined };
+  enum class State : uint8_t { kFree, kCached, kUsed, kQuarantined };
   struct Block {
     uint32_t refcount = 0;
     State state = State::kFree;
-    bool condemned = false;  // used, and quarantined when its last owner lets go
+    bool kept = false;                   // used or cached
+    bool condemned = false;              // used, and quarantined when its last owner lets go
+    std::list<BlockId>::iterator place;  // of a cached one
   };
+  Block& Used(BlockId id);
 
   std::vector<Block> blocks_;  // by id
   std::vector<BlockId> free_;  // a stack: the block freed last is given away first
+  std::list<BlockId> cached_;  // in the order of their release
   uint32_t quarantined_ = 0;
   uint32_t condemned_used_ = 0;  // blocks that are condemned but still have an owner
 };

@@ -5,7 +5,9 @@
 //
 // Each Schedule() spends a token budget: first on running sequences that lack one token (decodes),
 // then on running ones that lack more (chunks of prompts and of recomputed history), then on
-// waiting ones; each group in the order of service. Blocks are taken as tokens need them. When none
+// waiting ones; each group in the order of service, waiting ones as fair_queue.h has it. Batch
+// sequences come after all that, in steps in which nothing interactive waits, and give up slots
+// and blocks that something interactive wants. Blocks are taken as tokens need them. When none
 // is free, the last running sequence in the order of service is preempted: blocks and slot go back,
 // it waits and is recomputed later. The first in the order is never preempted, so somebody always
 // gets on; one that cannot go on even alone is handed back as unfit.
@@ -16,13 +18,19 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 
 #include "coordinator/schedule/block_pool.h"
+#include "coordinator/schedule/fair_queue.h"
+#include "coordinator/schedule/prefix_cache.h"
 #include "coordinator/schedule/sequence.h"
+#include "coordinator/schedule/step_load.h"
 #include "proto/plan.pb.h"
 
 namespace bitshard {
@@ -34,6 +42,7 @@ struct SchedulerLimits {
   uint32_t max_slots = 0;             // sequences that run at once
   uint32_t token_budget = 0;          // per step
   std::optional<uint32_t> max_chunk;  // tokens of one sequence in a step
+  bool prefix_cache = true;
 };
 
 // One row of a step, before it becomes a plan.
@@ -47,12 +56,18 @@ struct ScheduledRow {
   bool score = false;
   uint32_t output_index = 0;  // with sample
   std::vector<BlockId> new_blocks;
+
+  bool is_decode() const { return sample && n_tokens == 1 && start >= sequence->n_prompt; }
 };
 
 struct StepSchedule {
   std::vector<ScheduledRow> rows;
   uint32_t tokens = 0;
-  uint32_t preempted = 0;  // sequences
+  StepLoad load;
+  uint32_t preempted = 0;  // sequences, since the last schedule
+  // Why the next one that waits did not enter: no slot or no blocks for it, or `limit`. Neither:
+  // nobody waits, or the step is full.
+  bool no_room = false, limited = false;
   std::vector<SequenceId>
       unfit;  // removed: the blocks that are not quarantined can never hold them
 };
@@ -60,11 +75,12 @@ struct StepSchedule {
 // What became of one output of a step.
 struct Commit {
   enum class Kind {
-    kToken,      // appended to the sequence
-    kScores,     // of the tokens from `scores->first()` on; `last`: there are no more
-    kNonFinite,  // the caller ends the sequence through Quarantine
-    kMissing,    // the row was to sample or to score and brought nothing, or a token out of range;
-                 // the caller ends the sequence
+    kToken,        // appended to the sequence
+    kScores,       // of the tokens from `scores->first()` on; `last`: there are no more
+    kNonFinite,    // the caller ends the sequence through Quarantine
+    kNoneAllowed,  // the masks left no token; the caller ends the sequence
+    kMissing,  // the row was to sample or to score and brought nothing, or a token out of range;
+               // the caller ends the sequence
   };
   SequenceId id = 0;
   Kind kind = Kind::kToken;
@@ -76,6 +92,13 @@ struct Commit {
 
 class Scheduler {
  public:
+  Scheduler() = default;
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // REQUIRES: nothing was added yet.
+  void SetTenantWeights(FairQueue::Weights weights) { waiting_.set_weights(std::move(weights)); }
+
   // A new group with an empty cache. REQUIRES: no epoch is running, all limits > 0.
   void StartEpoch(const SchedulerLimits& limits);
   // The group is gone, with all KV and all plans in flight: running sequences wait again, committed
@@ -85,19 +108,25 @@ class Scheduler {
 
   // Queues a sequence. REQUIRES: a new id, larger than all before.
   void Add(SequenceSpec spec);
-  // Forgets a sequence; its slot and blocks are free from the next plan on. REQUIRES: Contains(id).
+  // Forgets a sequence; its slot and blocks are free from the next plan on, and what they hold
+  // stays in the prefix cache. REQUIRES: Contains(id).
   void Remove(SequenceId id);
-  // As Remove, but its blocks are set aside for the rest of the epoch. REQUIRES: Contains(id).
+  // As Remove, but its blocks are set aside for the rest of the epoch; who shares one of them is
+  // preempted before the next plan or commit. REQUIRES: Contains(id).
   void Quarantine(SequenceId id);
+  // The token mask of a constrained sequence's next output; it gets no row to draw it before.
+  // REQUIRES: Contains(id), all outputs before it are committed.
+  void SetMask(SequenceId id, std::string mask);
   bool Contains(SequenceId id) const { return sequences_.contains(id); }
   // REQUIRES: Contains(id).
   const Sequence& Get(SequenceId id) const;
 
   // Chooses the rows of the next step and takes it as sent: Commit expects its result after those
   // of earlier steps. When there is nothing to run the schedule has no rows and no result is
-  // expected, unless `allow_empty`. No rows, nothing in flight => no sequence is left. REQUIRES:
-  // has_epoch().
-  StepSchedule Schedule(bool allow_empty = false);
+  // expected, unless `allow_empty`. No rows, nothing in flight => no sequence is left but such that
+  // await their masks. `limit`, if
+  // any, is asked for every further row of a step that holds decodes. REQUIRES: has_epoch().
+  StepSchedule Schedule(bool allow_empty = false, const PrefillLimit* limit = nullptr);
 
   // Takes the result of the oldest step in flight. An output counts only when slot, slot_gen and
   // row are those of that step and of a sequence that still holds them, and output_index equals the
@@ -108,8 +137,18 @@ class Scheduler {
   uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t waiting() const { return static_cast<uint32_t>(waiting_.size()); }
   uint64_t running_prompt_tokens() const;
+  // Prompt tokens of running sequences that no plan computes yet.
+  uint64_t uncomputed_prompt_tokens() const;
   uint64_t preemptions() const { return preemptions_; }
   uint64_t stale_outputs() const { return stale_outputs_; }
+  // Tokens of sequences that entered for the first time, and how many of them were in the prefix
+  // cache.
+  uint64_t prefix_queries() const { return prefix_queries_; }
+  uint64_t prefix_hits() const { return prefix_hits_; }
+  // Blocks that the prefix cache threw out because somebody needed them.
+  uint64_t prefix_evictions() const {
+    return prefix_evictions_ + (cache_.has_value() ? cache_->evicted() : 0);
+  }
   const BlockPool& blocks() const { return pool_; }
   const SchedulerLimits& limits() const { return limits_; }
   // Tokens of prompt + max_tokens that a sequence may have at most, now.
@@ -126,38 +165,67 @@ class Scheduler {
     SlotRef slot;
     bool sample;
     bool score;
-    uint32_t end;  // start + n_tokens
-    bool answered = false;
+    uint32_t end;         // start + n_tokens
+    bool failed = false;  // its sequence is to end, nothing else counts
+    bool sampled = false, scored = false;
+    size_t first_written, n_written;  // of InFlightStep.written
   };
-  using InFlightStep = std::vector<SampledRow>;
+  struct InFlightStep {
+    std::vector<SampledRow> rows;
+    std::vector<BlockId> written;  // blocks, in the order of the rows
+  };
   using Queue = std::set<Sequence*, ServedBefore>;
 
   // False: it is not what the row was to bring, and counts as nothing.
   bool TakeScores(const SampledRow& row, const internal::StepScores& scores, Commit* commit);
-  void ScheduleRunning(bool decodes, StepSchedule& step);
-  void AdmitWaiting(StepSchedule& step);
+  void ScheduleLevels(bool batch, const PrefillLimit* limit, StepSchedule& step);
+  void ScheduleRunning(bool batch, bool decodes, const PrefillLimit* limit, StepSchedule& step);
+  void AdmitWaiting(bool batch, const PrefillLimit* limit, StepSchedule& step);
+  // Preempts the last running sequence, a batch one, when `sequence`, of which the cache holds
+  // `hit`, can enter once all of them are out.
+  bool PushBatchOut(const Sequence& sequence, const PrefixCache::Hit& hit, StepSchedule& step);
+  // Tells the prefix cache of the blocks that plans sent so far have filled with committed tokens,
+  // of one sequence or of all that run. `torn`: its chain may have been dropped.
+  void Index(Sequence* sequence, bool torn);
+  void IndexRunning();
+  PrefixCache::Hit FindCached(const Sequence& sequence) const;
+  // Preempts who shares a block with a sequence whose blocks were quarantined.
+  void PreemptCondemned();
+  // Non-finite values were written there, and nobody is left whose end would quarantine them.
+  void SetAside(absl::Span<const BlockId> written);
   // Blocks for `sequence` to compute `n_tokens` more; preempts others, or `sequence` itself, when
   // there is no other way. False when `sequence` does not run any more.
   bool MakeRoom(Sequence* sequence, uint32_t n_tokens, StepSchedule& step);
   void AddRow(Sequence* sequence, uint32_t n_tokens, bool enters, StepSchedule& step);
   void Preempt(Sequence* victim, StepSchedule& step);
+  void BackToWaiting(Sequence* victim);
   void LeaveSlot(Sequence* sequence, bool quarantine_blocks);
   void Forget(SequenceId id, bool quarantine_blocks);
   // How many of its pending tokens a sequence may compute in what is left of the step's budget.
-  uint32_t ChunkOf(const Sequence& sequence, const StepSchedule& step) const;
+  uint32_t ChunkOf(const Sequence& sequence, const PrefillLimit* limit,
+                   const StepSchedule& step) const;
   uint32_t BlocksToTake(const Sequence& sequence, uint32_t n_tokens) const;
-  // Blocks that running sequences still lack for the tokens they know.
+  // Blocks that running sequences still lack for the tokens they know, all or one.
   uint64_t OwedBlocks() const;
+  uint64_t OwedBlocks(const Sequence& sequence) const;
 
   SchedulerLimits limits_;
   bool has_epoch_ = false;
   BlockPool pool_{0};
+  std::optional<PrefixCache> cache_;  // within an epoch; knows nothing with prefix_cache off
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
-  Queue running_, waiting_;
+  Queue running_;
+  FairQueue waiting_;
   std::vector<uint32_t> free_slots_;  // a stack
   std::vector<uint32_t> slot_gen_;    // by slot: the last generation given out; goes on over epochs
   std::deque<InFlightStep> in_flight_;
   uint64_t preemptions_ = 0, stale_outputs_ = 0;
+  // Since the last schedule.
+  uint32_t preempted_since_ = 0;
+  // The cache's, at the last IndexRunning.
+  uint64_t drops_at_indexing_ = 0;
+  uint64_t prefix_queries_ = 0, prefix_hits_ = 0;
+  uint64_t prefix_evictions_ = 0;  // of epochs before
 };
 
 }  // namespace bitshard

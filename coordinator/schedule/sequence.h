@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "coordinator/schedule/block_pool.h"
+#include "coordinator/schedule/prefix_cache.h"
+#include "coordinator/schedule/service_level.h"
 #include "kernels/base/checked_math.h"
 #include "proto/plan.pb.h"
 
@@ -19,6 +22,8 @@ namespace bitshard {
 
 // Given out in order of arrival.
 using SequenceId = uint64_t;
+
+struct FairAccount;  // fair_queue.cc
 
 struct SlotRef {
   uint32_t slot = 0;
@@ -30,50 +35,90 @@ struct SlotRef {
 struct SequenceSpec {
   SequenceId id = 0;
   int32_t priority = 0;          // lower first
+  bool batch = false;            // after everything that is not
+  std::string tenant;            // shares the service with the others of its level
   std::vector<uint32_t> prompt;  // not empty
-  uint32_t max_tokens = 0;       // outputs, at least 1
+  uint32_t max_tokens = 0;       // outputs; 0: nothing is sampled
   internal::SamplingParams sampling;
-  // The prompt's tokens from this one on are scored and nothing is sampled; max_tokens does not
-  // count.
+  // All that KV must have in common with this one's to be shared, besides the tokens: the model's
+  // fingerprint, the caller's salt.
+  std::string cache_seed;
+  // The prompt's tokens from this one on are scored; with max_tokens 0 that is all.
   std::optional<uint32_t> score_from;
+  // Every output is drawn under a token mask that depends on the ones before it (SetMask).
+  bool constrained = false;
 };
 
 struct Sequence {
   explicit Sequence(SequenceSpec spec)
       : id(spec.id),
-        priority(spec.priority),
+        level{spec.batch, spec.priority},
+        tenant(std::move(spec.tenant)),
         n_prompt(static_cast<uint32_t>(spec.prompt.size())),
         // A place for an output that never comes keeps the counts below alike.
-        max_tokens(spec.score_from.has_value() ? 1 : spec.max_tokens),
+        max_tokens(std::max<uint32_t>(1, spec.max_tokens)),
+        samples(spec.max_tokens > 0),
         scores(spec.score_from.has_value()),
+        constrained(spec.constrained),
         sampling(std::move(spec.sampling)),
+        cache_seed(std::move(spec.cache_seed)),
         tokens(std::move(spec.prompt)),
         next_score(std::max<uint32_t>(1, spec.score_from.value_or(1))) {}
 
   const SequenceId id;
-  const int32_t priority;
+  const ServiceLevel level;
+  const std::string tenant;
   const uint32_t n_prompt;
   const uint32_t max_tokens;
-  const bool scores;  // its tokens are scored, nothing is sampled
+  const bool samples;
+  const bool scores;  // tokens of its prompt
+  const bool constrained;
   const internal::SamplingParams sampling;
+  const std::string cache_seed;
 
   std::vector<uint32_t> tokens;  // prompt and committed outputs; only Commit appends
   uint32_t next_score = 1;       // with `scores`: the first token whose score is not committed yet
   uint32_t computed = 0;         // leading tokens whose KV the plans written so far produce
   uint32_t in_flight = 0;        // outputs that those plans sample and that are not committed yet
-  std::vector<BlockId> blocks;   // just enough for `computed`; empty while waiting
-  std::optional<SlotRef> slot;   // set while running
+  std::string mask;  // with `constrained`: of the output after the committed ones, if known
+  std::vector<BlockId> blocks;  // just enough for `computed`; empty while waiting
+  std::optional<SlotRef> slot;  // set while running
+  // Of `blocks`, the leading ones that the prefix cache knows the tokens of, and where the last of
+  // them is there.
+  uint32_t indexed_blocks = 0;
+  std::optional<PrefixCache::Place> cache_place;
   uint32_t preemptions = 0;
   bool has_run = false;  // has been in a plan before
+
+  // FairQueue's: who pays, and what has been paid for.
+  FairAccount* account = nullptr;
+  uint32_t charged_prompt = 0, charged_outputs = 0;
 
   // Committed outputs.
   uint32_t outputs() const { return static_cast<uint32_t>(tokens.size()) - n_prompt; }
   // Tokens that exist once the plans written so far have run. Workers feed the ones in flight back
   // by themselves.
   uint32_t known() const { return static_cast<uint32_t>(tokens.size()) + in_flight; }
+  // The next output cannot be drawn yet: its mask is not known.
+  bool awaits_mask() const { return constrained && (in_flight > 0 || mask.empty()); }
   // Tokens that a plan could compute now. The last output is never computed: nothing is sampled
-  // after it.
-  uint32_t pending() const { return outputs() + in_flight >= max_tokens ? 0 : known() - computed; }
+  // after it. Nor is the last token as long as what comes after it cannot be drawn.
+  uint32_t pending() const {
+    if (outputs() + in_flight >= max_tokens) return 0;
+    const uint32_t lacking = known() - computed;
+    return awaits_mask() && lacking > 0 ? lacking - 1 : lacking;
+  }
+
+  // Leading tokens that need not be computed if somebody else did. What is sampled or scored next
+  // needs the token before it in a step; and something must be pending for who enters.
+  uint32_t cacheable() const {
+    const uint32_t kept_back = awaits_mask() ? 2 : 1;
+    const uint32_t last = std::max(static_cast<uint32_t>(tokens.size()), kept_back) - kept_back;
+    return scores_left() ? std::min(last, next_score - 1) : last;
+  }
+  // Some of its scores are not committed. Who samples nothing ends with the last of them, and so
+  // has some left until then, be they none.
+  bool scores_left() const { return scores && (!samples || next_score < n_prompt); }
 
   // Blocks for the tokens known now, and for all that may ever be computed.
   uint32_t known_blocks(uint32_t block_tokens) const {
@@ -84,10 +129,10 @@ struct Sequence {
   }
 };
 
-// The order of service: lower priority number first, then who came first.
+// The order of those that run: by level, then who came first. Who enters is FairQueue's affair.
 struct ServedBefore {
   bool operator()(const Sequence* a, const Sequence* b) const {
-    return a->priority != b->priority ? a->priority < b->priority : a->id < b->id;
+    return a->level != b->level ? a->level < b->level : a->id < b->id;
   }
 };
 

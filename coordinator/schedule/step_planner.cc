@@ -10,9 +10,9 @@ void WriteNewSequence(const ScheduledRow& row, internal::NewSequence* out) {
   out->mutable_tokens()->Add(sequence.tokens.begin(), sequence.tokens.end());
   out->set_n_prompt(sequence.n_prompt);
   out->set_cached_tokens(row.start);
-  out->mutable_blocks()->Add(row.new_blocks.begin(), row.new_blocks.end());
+  out->mutable_blocks()->Add(sequence.blocks.begin(), sequence.blocks.end());
   *out->mutable_sampling() = sequence.sampling;
-  if (sequence.scores) out->set_score_from(sequence.next_score);
+  if (sequence.scores_left()) out->set_score_from(sequence.next_score);
 }
 
 }  // namespace
@@ -30,8 +30,10 @@ std::unique_ptr<internal::StepPlan> WriteStepPlan(const StepSchedule& schedule,
     plan->add_start(row.start);
     plan->add_n_tokens(row.n_tokens);
     plan->add_output_index(row.output_index);
+    const bool masked = row.sample && row.sequence->constrained;
+    if (masked) plan->add_masks(row.sequence->mask);
     plan->add_flags((row.sample ? internal::ROW_SAMPLE : 0) |
-                    (row.score ? internal::ROW_SCORE : 0));
+                    (row.score ? internal::ROW_SCORE : 0) | (masked ? internal::ROW_MASKED : 0));
     plan->add_n_new_blocks(row.enters ? 0 : static_cast<uint32_t>(row.new_blocks.size()));
     if (!row.enters) plan->mutable_new_blocks()->Add(row.new_blocks.begin(), row.new_blocks.end());
   }

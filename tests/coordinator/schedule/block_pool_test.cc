@@ -63,11 +63,44 @@ TEST(BlockPool, SharedBlockGoesToQuarantineWithItsLastOwner) {
   EXPECT_EQ(pool.usable(), 1u);
 }
 
+TEST(BlockPool, KeptBlockIsCachedWithItsLastOwnerAndGivenAwayOnlyWhenForgotten) {
+  BlockPool pool(3);
+  const std::vector<BlockId> ids = *pool.Allocate(2);
+  pool.Keep(ids[0]);
+  pool.Keep(ids[1]);
+  pool.Release(ids[0]);
+  EXPECT_TRUE(pool.is_cached(ids[0]));
+  EXPECT_EQ(pool.free(), 1u);
+  EXPECT_EQ(pool.cached(), 1u);
+  EXPECT_EQ(pool.available(), 2u);
+  EXPECT_EQ(pool.used(), 1u);
+  EXPECT_FALSE(pool.Allocate(2).ok());
+  pool.AddReference(ids[0]);  // somebody finds it
+  EXPECT_EQ(pool.used(), 2u);
+  EXPECT_EQ(pool.cached(), 0u);
+  pool.Release(ids[1]);
+  pool.Release(ids[0]);
+  EXPECT_EQ(pool.OldestCached(), ids[1]);
+  pool.Touch(ids[1]);
+  EXPECT_EQ(pool.OldestCached(), ids[0]);
+  pool.Forget(ids[0]);
+  EXPECT_EQ(pool.free(), 2u);
+  EXPECT_EQ(pool.OldestCached(), ids[1]);
+  EXPECT_TRUE(pool.CheckInvariants({}).ok()) << pool.CheckInvariants({});
+}
+
+TEST(BlockPoolDeathTest, KeptBlockCannotGoToQuarantine) {
+  BlockPool pool(1);
+  const BlockId id = pool.Allocate(1)->front();
+  pool.Keep(id);
+  EXPECT_DEATH(pool.ReleaseToQuarantine(id), "still in the prefix cache");
+}
+
 TEST(BlockPoolDeathTest, ReleasingTwiceDies) {
   BlockPool pool(1);
   const BlockId id = pool.Allocate(1)->front();
   pool.Release(id);
-  EXPECT_DEATH(pool.Release(id), "released twice");
+  EXPECT_DEATH(pool.Release(id), "has no owner");
 }
 
 // Random owners take, share and drop blocks; after each move the counts are recomputed from the

@@ -1,11 +1,15 @@
 // Random requests through the scheduler and a fake worker that knows what KV each block should
-// hold: whatever the pool, the budget, the priorities, the cancels and the plans in flight, each
-// request gets the tokens it would get alone.
+// hold: whatever the pool, the budget, the priorities, the cancels, the shared prefixes, the
+// quarantines and the plans in flight, each request gets the tokens it would get alone, and finds
+// only what was computed for the same seed.
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -28,6 +32,16 @@ class Walk {
     limits_.max_slots = 1 + Below(8);
     limits_.token_budget = 1 + Below(40);
     if (Below(3) == 0) limits_.max_chunk = 1 + Below(9);
+    limits_.prefix_cache = Below(4) > 0;
+    const uint32_t prefixes = Below(4);
+    for (uint32_t i = 0; i < prefixes; ++i) {
+      // They share beginnings, too.
+      std::vector<uint32_t> prefix;
+      if (i > 0) prefix.assign(prefixes_[0].begin(), prefixes_[0].begin() + Below(30));
+      while (prefix.size() < 60) prefix.push_back(Below(kVocab));
+      prefixes_.push_back(std::move(prefix));
+    }
+    quarantine_ = Below(3) == 0;
     depth_ = 1 + Below(2);
     cancel_percent_ = Below(2) == 0 ? 0 : 3;
     StartEpoch();
@@ -36,6 +50,7 @@ class Walk {
   // What the walks must have met, or they show little.
   struct Met {
     uint64_t preemptions = 0, stale_outputs = 0, requests = 0, rows_of_chunks = 0;
+    uint64_t hits = 0, own_hits = 0, evictions = 0, quarantines = 0, sharers_preempted = 0;
   };
 
   void Run(int requests, Met& met) {
@@ -55,13 +70,22 @@ class Walk {
       if (live_.empty() && next_id > static_cast<SequenceId>(requests) && out_.empty()) break;
     }
     EXPECT_EQ(scheduler_.blocks().used(), 0u);
-    EXPECT_EQ(scheduler_.blocks().free(), limits_.total_blocks);
+    EXPECT_EQ(scheduler_.blocks().available() + scheduler_.blocks().quarantined(),
+              limits_.total_blocks);
+    if (!limits_.prefix_cache) {
+      EXPECT_EQ(scheduler_.blocks().cached(), 0u);
+    }
     EXPECT_EQ(ended_, requests);
     EXPECT_LE(worker_.largest_step_tokens(), limits_.token_budget);
     met.preemptions += scheduler_.preemptions();
     met.stale_outputs += scheduler_.stale_outputs();
     met.requests += static_cast<uint64_t>(requests);
     met.rows_of_chunks += rows_of_chunks_;
+    met.hits += scheduler_.prefix_hits();
+    met.own_hits += own_hits_;
+    met.evictions += scheduler_.prefix_evictions();
+    met.quarantines += quarantines_;
+    met.sharers_preempted += sharers_preempted_;
   }
 
  private:
@@ -69,6 +93,7 @@ class Walk {
 
   void StartEpoch() {
     ++epoch_;
+    computed_.clear();
     scheduler_.StartEpoch(limits_);
     worker_.StartEpoch({.term = 1,
                         .epoch = epoch_,
@@ -84,10 +109,18 @@ class Walk {
     SequenceSpec spec;
     spec.id = id;
     spec.priority = static_cast<int32_t>(Below(3)) - 1;
-    const uint32_t most = static_cast<uint32_t>(scheduler_.max_sequence_tokens());
+    spec.tenant = std::string(1, static_cast<char>('a' + Below(3)));
+    spec.batch = Below(5) == 0;
+    // None when all blocks are set aside; in the next epoch there are some again.
+    const uint32_t most = std::max(2u, static_cast<uint32_t>(scheduler_.max_sequence_tokens()));
     const uint32_t total = 2 + Below(std::min(most - 1, 150u));
     const uint32_t n_prompt = 1 + Below(total - 1);
-    for (uint32_t i = 0; i < n_prompt; ++i) spec.prompt.push_back(Below(kVocab));
+    if (!prefixes_.empty() && Below(4) > 0) {
+      spec.prompt = prefixes_[Below(static_cast<uint32_t>(prefixes_.size()))];
+      spec.prompt.resize(std::min<size_t>(n_prompt, Below(60)));
+    }
+    while (spec.prompt.size() < n_prompt) spec.prompt.push_back(Below(kVocab));
+    if (Below(4) == 0) spec.cache_seed = "salted";
     spec.max_tokens = total - n_prompt;
     spec.sampling.set_seed(random_());
     live_[id] = spec;
@@ -110,14 +143,38 @@ class Walk {
   }
 
   void Plan() {
-    const StepSchedule schedule = scheduler_.Schedule();
-    ASSERT_TRUE(schedule.unfit.empty());
+    // At least one token beside decodes, so that prefill goes on.
+    const PrefillLimit limit = [this](const StepLoad& load, uint32_t) {
+      return load.prefill_tokens == 0 ? 1 + Below(20) : Below(4);
+    };
+    const StepSchedule schedule = scheduler_.Schedule(false, Below(2) == 0 ? &limit : nullptr);
+    for (SequenceId id : schedule.unfit) {
+      ASSERT_GT(scheduler_.blocks().quarantined(), 0u);
+      live_.erase(id);
+      ++ended_;
+    }
     ASSERT_LE(schedule.tokens, limits_.token_budget);
+    const bool interactive_waits = std::any_of(live_.begin(), live_.end(), [this](const auto& one) {
+      return !one.second.batch && !scheduler_.Get(one.first).slot.has_value();
+    });
     uint32_t tokens = 0;
     for (const ScheduledRow& row : schedule.rows) {
       tokens += row.n_tokens;
+      ASSERT_FALSE(interactive_waits && row.sequence->level.batch);
       ASSERT_LE(row.n_tokens, limits_.max_chunk.value_or(limits_.token_budget));
       rows_of_chunks_ += !row.sample;
+      if (row.enters && row.start > 0) {
+        if (!row.first_time) own_hits_ += row.start;
+        ASSERT_TRUE(limits_.prefix_cache);
+        ASSERT_TRUE(computed_.contains(KeyOf(*row.sequence, row.start)))
+            << "nobody with this seed has computed what sequence " << row.sequence->id << " found";
+      }
+    }
+    for (const ScheduledRow& row : schedule.rows) {
+      const uint32_t known = static_cast<uint32_t>(row.sequence->tokens.size());
+      for (uint32_t end = row.start + 1; end <= std::min(row.start + row.n_tokens, known); ++end) {
+        if (end % limits_.block_tokens == 0) computed_.insert(KeyOf(*row.sequence, end));
+      }
     }
     ASSERT_EQ(tokens, schedule.tokens);
     if (schedule.rows.empty()) {
@@ -134,9 +191,28 @@ class Walk {
   void Commit() {
     const std::unique_ptr<internal::StepResult> result = std::move(out_.front());
     out_.pop_front();
+    // Logits that are not finite, in the result of one row.
+    if (quarantine_ && Below(80) == 0 && result->outputs_size() > 0 &&
+        scheduler_.blocks().usable() > 3) {
+      result
+          ->mutable_outputs(static_cast<int>(Below(static_cast<uint32_t>(result->outputs_size()))))
+          ->set_flags(internal::OUTPUT_NON_FINITE);
+    }
     for (const bitshard::Commit& commit : scheduler_.CommitStep(*result)) {
+      if (commit.kind == bitshard::Commit::Kind::kNonFinite) {
+        scheduler_.Quarantine(commit.id);
+        ++quarantines_;
+        sharers_preempted_ += scheduler_.blocks().condemned() > 0;
+        live_.erase(commit.id);
+        ++ended_;
+        continue;
+      }
       ASSERT_EQ(commit.kind, bitshard::Commit::Kind::kToken);
       const Sequence& sequence = scheduler_.Get(commit.id);
+      // A token that was computed ahead of its commit.
+      const uint32_t known = static_cast<uint32_t>(sequence.tokens.size());
+      if (sequence.computed >= known && known % limits_.block_tokens == 0)
+        computed_.insert(KeyOf(sequence, known));
       // Some end early, as at an end token: the plans in flight do not know it yet.
       if (sequence.outputs() < sequence.max_tokens && Below(40) > 0) continue;
       ExpectAloneTokens(sequence);
@@ -144,6 +220,12 @@ class Walk {
       live_.erase(commit.id);
       ++ended_;
     }
+  }
+
+  // What a block may be found by, as the test sees it.
+  static std::pair<std::string, std::vector<uint32_t>> KeyOf(const Sequence& sequence,
+                                                             uint32_t end) {
+    return {sequence.cache_seed, {sequence.tokens.begin(), sequence.tokens.begin() + end}};
   }
 
   void ExpectAloneTokens(const Sequence& sequence) {
@@ -163,7 +245,10 @@ class Walk {
   std::map<SequenceId, SequenceSpec> live_;
   std::deque<std::unique_ptr<internal::StepResult>> out_;
   int ended_ = 0;
-  uint64_t rows_of_chunks_ = 0;
+  uint64_t rows_of_chunks_ = 0, own_hits_ = 0, quarantines_ = 0, sharers_preempted_ = 0;
+  std::vector<std::vector<uint32_t>> prefixes_;
+  bool quarantine_ = false;
+  std::set<std::pair<std::string, std::vector<uint32_t>>> computed_;  // in this epoch
 };
 
 // A sanitizer makes it 40 times slower; there is one thread, so fewer seeds show as much.
@@ -184,6 +269,11 @@ TEST(SchedulerProperty, EachRequestGetsTheTokensItWouldGetAlone) {
   EXPECT_GT(met.preemptions, 2 * kSeeds);
   EXPECT_GT(met.stale_outputs, 2 * kSeeds);
   EXPECT_GT(met.rows_of_chunks, 20 * kSeeds);
+  EXPECT_GT(met.hits, 20 * kSeeds);
+  EXPECT_GT(met.own_hits, 10 * kSeeds);
+  EXPECT_GT(met.evictions, 20 * kSeeds);
+  EXPECT_GT(met.quarantines, kSeeds / 5);
+  EXPECT_GT(met.sharers_preempted, kSeeds / 100);
 }
 
 }  // namespace

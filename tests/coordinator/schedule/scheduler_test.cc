@@ -1,5 +1,5 @@
-// The scheduler's rules one by one, on steps small enough to follow by hand. The random walk is in
-// scheduler_property_test.cc.
+// The scheduler's rules one by one, on steps small enough to follow by hand, without the prefix
+// cache (scheduler_prefix_test.cc). The random walk is in scheduler_property_test.cc.
 #include "coordinator/schedule/scheduler.h"
 
 #include <initializer_list>
@@ -29,7 +29,8 @@ SchedulerLimits Limits(uint32_t blocks, uint32_t slots, uint32_t budget) {
           .block_tokens = 4,
           .max_slots = slots,
           .token_budget = budget,
-          .max_chunk = {}};
+          .max_chunk = {},
+          .prefix_cache = false};
 }
 
 internal::StepOutput* Answer(internal::StepResult& result, const ScheduledRow& row,
