@@ -1,20 +1,23 @@
-// The coordinator's Prometheus page. The only file besides main that knows the library is
-// metrics.cc.
+// The coordinator's Prometheus page. What there is stands in the table of metrics_table.cc, from
+// which docs/metrics.md is written.
 //
-// Events come from the engine and the frontend; gauges are read from snapshots when a scrape comes.
-// Thread-safe. Every series whose labels are known beforehand is there from the start, at 0.
+// Events come from the engine and the frontend; gauges, and the counts of the engine's ledger, are
+// read from snapshots when a scrape comes. Thread-safe. Every series whose labels are known
+// beforehand is there from the start, at 0.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 
 #include "coordinator/engine/engine_metrics.h"
 #include "coordinator/engine/engine_stats.h"
 #include "coordinator/fleet/member.h"
+#include "kernels/base/metric_page.h"
 
 namespace bitshard {
 
@@ -49,21 +52,44 @@ class CoordinatorMetrics final : public EngineMetrics {
   // The page as a scrape would get it.
   std::string Page() const;
 
-  void Received() override;
-  void Rejected(RejectReason reason) override;
-  void FirstToken(absl::Duration since_received) override;
   void InterToken(absl::Duration gap) override;
   void PromptTokens(uint32_t tokens, uint32_t cached_tokens) override;
   void GeneratedTokens(uint32_t tokens) override;
   void Preempted(uint32_t requests) override;
+  void NonFinite() override;
   void Ended(const RequestSummary& summary) override;
   void StepEnded(const StepSummary& summary) override;
-  void ScheduleTime(absl::Duration time) override;
-  void Gauges(const EngineStats&) override {}  // read at scrapes
+  void SchedulerTime(SchedulerOp op, absl::Duration time) override;
+  void GroupLost(LossCause cause) override;
+  void GroupRebuilt(LossCause cause, uint32_t resumed) override;
+
+  void Received(Face face) override;
+  void Refused(RejectReason reason) override;
+  void RefusalSent(absl::Duration since_received) override;
+  void FirstToken(absl::Duration since_received) override;
+  void EndedWithoutToken() override;
+  void TokenizerTime(TokenizerOp op, absl::Duration time) override;
+  void GrammarCompiled(GrammarKind kind, absl::Duration time, bool ok) override;
+  void GrammarCacheHit() override;
+  void StreamBacklog(int64_t change) override;
+  void Coalesced() override;
+  void SlowReaderEnded() override;
+  void CallStarted(absl::string_view method) override;
+  void CallEnded(absl::string_view method, absl::StatusCode code, absl::Duration time) override;
 
  private:
   struct Impl;
   const std::unique_ptr<Impl> impl_;
 };
+
+// The gRPC methods that have series of their own; the last is {"other", "other"}.
+struct CallMethod {
+  std::string service, method;
+};
+std::vector<CallMethod> CountedMethods();
+
+std::vector<MetricDef> CoordinatorMetricTable(const CoordinatorMetrics::Info& info);
+// Of docs/metrics.md.
+std::string CoordinatorMetricsDoc();
 
 }  // namespace bitshard

@@ -1,36 +1,68 @@
-// The worker's own metrics page, for Prometheus. The only worker file besides main that knows the
-// library is metrics.cc.
+// The worker's own Prometheus page. What there is stands in the table of metrics.cc, from which
+// docs/metrics.md is written.
 //
-// Thread-safe. Series with a rank begin when the rank is assigned.
+// The events are the step thread's, OnMachine main's before it starts; the page is anybody's.
+// Series with a rank begin when the rank is assigned, all of them at 0.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "kernels/base/metric_page.h"
+#include "proto/worker.pb.h"
+#include "worker/collective/timed.h"
+#include "worker/load/loader.h"
+#include "worker/step/step_runner.h"
+#include "worker/step/step_work.h"
+
 namespace bitshard {
 
-class WorkerMetrics {
+class WorkerMetrics final : public CollectiveWatcher {
  public:
-  // Serves http://host:port/metrics; UNAVAILABLE when the address cannot be bound.
-  static absl::StatusOr<std::unique_ptr<WorkerMetrics>> Serve(const std::string& address,
+  // Serves http://host:port/metrics, port 0 = any; UNAVAILABLE when the address cannot be bound.
+  static absl::StatusOr<std::unique_ptr<WorkerMetrics>> Serve(const std::string& host, int port,
                                                               const std::string& version,
                                                               const std::string& isa);
-  ~WorkerMetrics();
+  ~WorkerMetrics() override;
+  int port() const { return page_.port(); }
+  std::string Page() { return page_.Text(); }
 
-  void OnLoaded(uint32_t rank, uint64_t arena_bytes, uint64_t read_bytes, absl::Duration took);
+  // What the machine can do, as measured at start.
+  void OnMachine(uint64_t read_bytes_per_s, double flops_per_s);
+
+  // The others are of this rank from now on.
+  void OnAssigned(uint32_t rank);
+  void OnLoaded(const LoadedWeights& weights, absl::Duration took);
   void OnLoadFailed(const absl::Status& status);
-  void OnCacheAllocated(uint32_t rank, uint64_t bytes);
-  void OnStep(uint32_t rank, absl::Duration took, uint64_t outputs);
+  // `kinds`: of the ops, as in StepProfile.
+  void OnBound(const std::vector<internal::KernelChoice>& kernels, uint64_t workspace_bytes,
+               const std::vector<std::string>& kinds);
+  void OnCacheAllocated(uint64_t bytes);
+  void OnBringUp(const internal::BringUp& times);
+
+  // A step that had rows. `op_ns`: time of each op since it was bound. REQUIRES: OnBound.
+  void OnStep(absl::Duration took, uint64_t outputs, const StepWork::Amount& work,
+              const std::vector<int64_t>& op_ns);
+  // An empty step, which only shows that the rank is alive.
+  void OnIdleStep();
+  void OnCollective(CollectiveOp op, uint64_t bytes, int64_t nanoseconds) override;
 
  private:
-  struct Impl;
-  explicit WorkerMetrics(std::unique_ptr<Impl> impl);
-  const std::unique_ptr<Impl> impl_;
+  struct RankSeries;
+  WorkerMetrics();
+
+  MetricPage page_;
+  std::unique_ptr<RankSeries> rank_;  // of the rank that was assigned last; null before
 };
+
+std::vector<MetricDef> WorkerMetricTable();
+// Of docs/metrics.md.
+std::string WorkerMetricsDoc();
 
 }  // namespace bitshard

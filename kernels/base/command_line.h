@@ -4,11 +4,21 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace bitshard {
 
+// The exit code for flags that do not exist or cannot have their value.
+inline constexpr int kExitBadCommandLine = 2;
+
 // Turns dashes in flag names (not in values, not after "--") into underscores, then lets Abseil
-// parse. Returns the arguments that are no flags, without the program's name. Unknown flags and bad
-// values end the program with a hint.
-std::vector<std::string> ParseCommandLine(int argc, char** argv);
+// parse. Returns the arguments that are no flags, without the program's name. An unknown flag or a
+// bad value ends the program with kExitBadCommandLine, after a line on stderr that begins with
+// `program` ("bitshard serve") and one that names its --help.
+std::vector<std::string> ParseCommandLine(const std::string& program, int argc, char** argv);
+
+// What ParseCommandLine would end the program for; sets flags. For one who wants to go on.
+// `argv[0]` is not looked at. INVALID_ARGUMENT names the first bad flag, as people write it.
+absl::Status CheckFlags(int argc, const char* const* argv);
 
 }  // namespace bitshard
