@@ -20,11 +20,15 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "google/protobuf/stubs/logging.h"
+#include <grpc/support/log.h>
 
 #include "coordinator/ending.h"
 #include "coordinator/engine/engine.h"
+#include "coordinator/engine/engine_metrics.h"
 #include "coordinator/fleet/fleet.h"
 #include "coordinator/frontend/server.h"
+#include "coordinator/grammar/compile_guard.h"
+#include "coordinator/grammar/grammar_compiler.h"
 #include "coordinator/metrics.h"
 #include "coordinator/model_setup.h"
 #include "coordinator/options.h"
@@ -138,10 +142,35 @@ std::unique_ptr<CoordinatorMetrics> MakeMetrics(const CoordinatorOptions& option
   return std::make_unique<CoordinatorMetrics>(info);
 }
 
+GrammarKind KindOf(Constraint::Kind kind) {
+  switch (kind) {
+    case Constraint::Kind::kJsonSchema:
+      return GrammarKind::kJsonSchema;
+    case Constraint::Kind::kRegex:
+      return GrammarKind::kRegex;
+    case Constraint::Kind::kGrammar:
+      return GrammarKind::kEbnf;
+    case Constraint::Kind::kChoice:
+      break;
+  }
+  return GrammarKind::kChoice;
+}
+
+GrammarCompiler::Options GrammarOptions(EngineMetrics* metrics) {
+  GrammarCompiler::Options options;
+  options.on_compiled = [metrics](Constraint::Kind kind, absl::Duration time,
+                                  const absl::Status& status) {
+    metrics->GrammarCompiled(KindOf(kind), time, status.ok());
+  };
+  options.on_kept = [metrics] { metrics->GrammarCacheHit(); };
+  return options;
+}
+
 absl::StatusOr<std::unique_ptr<FrontendServer>> StartFrontend(
     const CoordinatorOptions& options, Engine* engine, const ServedModel& model, WorkerFleet* fleet,
-    EngineMetrics* metrics, Ending* ending) {
+    EngineMetrics* metrics, GrammarCompiler* grammars, Ending* ending) {
   FrontendServer::Options frontend;
+  frontend.grammars = grammars;
   frontend.host = options.bind;
   frontend.admin_host = options.admin_bind;
   frontend.port = options.port;
@@ -157,7 +186,9 @@ absl::StatusOr<std::unique_ptr<FrontendServer>> StartFrontend(
   };
   frontend.admin.version = kBuildVersion;
   frontend.admin.started_at = absl::Now();
-  frontend.admin.block_tokens = kBlockTokens;
+  frontend.admin.load.block_tokens = kBlockTokens;
+  frontend.admin.load.max_waiting = options.max_waiting;
+  frontend.admin.load.max_waiting_tokens = options.max_waiting_tokens;
   return FrontendServer::Start(std::move(frontend), engine, &model, metrics);
 }
 
@@ -174,16 +205,24 @@ absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
   Engine::Options engine_options;
   engine_options.token_budget = options.token_budget;
   engine_options.prefill_chunk = options.prefill_chunk;
+  engine_options.prefix_cache = options.prefix_cache;
+  engine_options.model_fingerprint = model->served.fingerprint;
   engine_options.vocab_size = model->served.vocabulary_size;
   engine_options.max_running = options.max_running;
   engine_options.max_waiting = options.max_waiting;
   engine_options.max_waiting_tokens = options.max_waiting_tokens;
+  engine_options.max_queue_wait = options.max_queue_wait;
+  engine_options.itl_slo = options.itl_slo;
+  engine_options.tenant_weights = options.tenant_weights;
   engine_options.context_tokens = model->served.context_tokens;
+  GrammarCompiler grammars(VocabularyBytes::Of(*model->tokenizer, model->served.vocabulary_size,
+                                               model->served.end_tokens),
+                           GrammarOptions(metrics.get()));
   const std::unique_ptr<Engine> engine =
       Engine::Create(engine_options, model->tokenizer.get(), fleet.get(), metrics.get());
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<FrontendServer> frontend,
-      StartFrontend(options, engine.get(), model->served, fleet.get(), metrics.get(), ending));
+  ASSIGN_OR_RETURN(const std::unique_ptr<FrontendServer> frontend,
+                   StartFrontend(options, engine.get(), model->served, fleet.get(), metrics.get(),
+                                 &grammars, ending));
   metrics->SetSources([&engine] { return engine->Stats(); },
                       [&fleet] { return fleet->Snapshot(); });
   absl::Status status =
@@ -215,12 +254,17 @@ absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
 }
 
 int Main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == kCompileGuardArgument) return RunCompileGuard();
   // Debian builds Abseil with it on: a graph of all locks, searched at every second one.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const pid_t parent = getppid();  // first: it may die while we start
   DescribeCoordinatorFlags();
-  const absl::StatusOr<CoordinatorOptions> options =
-      CoordinatorOptionsFromFlags(ParseCommandLine(argc, argv));
+  const std::vector<std::string> extra = ParseCommandLine("bitshard-coordinator", argc, argv);
+  if (ListMetricsAsked()) {
+    std::fputs(CoordinatorMetricsDoc().c_str(), stdout);
+    return EXIT_SUCCESS;
+  }
+  const absl::StatusOr<CoordinatorOptions> options = CoordinatorOptionsFromFlags(extra);
   if (!options.ok()) {
     std::fprintf(stderr, "bitshard-coordinator: %s\n",
                  std::string(options.status().message()).c_str());
@@ -232,6 +276,8 @@ int Main(int argc, char** argv) {
                  options->log_level.c_str());
     return kExitBadFlags;
   }
+  // Of a taken port gRPC writes 600 characters: for debugging. We say ourselves what matters.
+  gpr_set_log_function([](gpr_log_func_args* args) { LogDebug("grpc: {}", args->message); });
   if (options->exit_with_parent) DieWithParent(parent);
   // Protobuf's own lines about hostile requests would fill the log; the caller is told.
   google::protobuf::SetLogHandler(nullptr);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +35,8 @@ std::string DefaultName(const Checkpoint& checkpoint) {
   if (checkpoint.container != Checkpoint::Container::kGguf) return checkpoint.name;
   return std::filesystem::path(checkpoint.path).stem();
 }
+
+std::string OrNone(std::string_view name) { return name.empty() ? "none" : std::string(name); }
 
 absl::Status Named(const absl::Status& status, const std::string& path) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
@@ -76,6 +79,11 @@ absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions&
     if (parsed.ok()) {
       setup->chat_template = *std::move(parsed);
       served.chat_template = &*setup->chat_template;
+      setup->output_format.emplace(checkpoint.chat_template);
+      served.output_format = &*setup->output_format;
+      LogInfo("model: event=chat_template tool_calls={} reasoning={}",
+              OrNone(setup->output_format->tool_call_name()),
+              OrNone(setup->output_format->reasoning_name()));
     } else {
       // The model works without: only chat prompts are refused, with this reason.
       served.chat_refusal = Named(parsed.status(), "the model's chat template cannot be used");

@@ -12,6 +12,7 @@
 #include "coordinator/frontend/served_model.h"
 #include "coordinator/options.h"
 #include "coordinator/text/chat_template.h"
+#include "coordinator/text/output_parser.h"
 #include "coordinator/text/tokenizer.h"
 #include "proto/graph.pb.h"
 
@@ -23,6 +24,7 @@ struct ModelSetup {
   internal::ModelGraph graph;
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ChatTemplate> chat_template;
+  std::optional<OutputFormat> output_format;  // of the template
   ServedModel served;
 
   // One plan a rank; empty `shares` = equal. Same input, same plans.

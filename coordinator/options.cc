@@ -42,8 +42,10 @@ ABSL_FLAG(std::string, admin_bind, "127.0.0.1",
           "address of the admin port; whoever reaches it may drain the service");
 ABSL_FLAG(int, metrics_port, 9464,
           "port of the Prometheus page at /metrics; 0 picks one, -1 = none");
-ABSL_FLAG(std::string, reflection, "auto",
-          "gRPC reflection on the public port: on, off, auto (= on when --bind is loopback)");
+ABSL_FLAG(bool, list_metrics, false, "print what the Prometheus page has, as Markdown, and end");
+ABSL_FLAG(
+    std::string, reflection, "auto",
+    "gRPC reflection on the public and health ports: on, off, auto (= on when --bind is loopback)");
 ABSL_FLAG(std::string, port_file, "",
           "write the chosen ports there as key=value lines, once all are open");
 ABSL_FLAG(std::string, activations, "a16",
@@ -58,9 +60,21 @@ ABSL_FLAG(std::string, kv_cache_bytes, "1GiB",
 ABSL_FLAG(int, token_budget, 256, "tokens computed in a step at most");
 ABSL_FLAG(int, prefill_chunk, 0,
           "prompt tokens of one request in a step at most; 0 = only the budget limits");
+ABSL_FLAG(
+    std::string, prefix_cache, "on",
+    "on: prompts that begin like earlier ones are computed from where they differ (cache_salt "
+    "in a request keeps tenants apart); off: every prompt is computed whole");
 ABSL_FLAG(int, max_running, 64, "requests in steps at most");
 ABSL_FLAG(int, max_waiting, 1024, "requests in the queue at most; beyond it RESOURCE_EXHAUSTED");
 ABSL_FLAG(int64_t, max_waiting_tokens, 1 << 20, "prompt tokens in the queue at most");
+ABSL_FLAG(absl::Duration, max_queue_wait, absl::ZeroDuration(),
+          "refuse at once what would wait longer for its first step, such as 5s; 0 = only what "
+          "would wait beyond its deadline");
+ABSL_FLAG(absl::Duration, itl_slo, absl::ZeroDuration(),
+          "steps that generate tokens take on prompts only as long as they mostly end within this, "
+          "such as 50ms; 0 = no bound");
+ABSL_FLAG(std::string, tenant_weights, "",
+          "shares of the service among callers that wait, such as alice=2,bob=0.5; others have 1");
 ABSL_FLAG(int, max_context, 0, "longest prompt + output in tokens; 0 = the model's");
 ABSL_FLAG(absl::Duration, stall_timeout, absl::Seconds(4),
           "a step that makes no progress for so long ends the group; seen up to 0.5 s later");
@@ -79,6 +93,7 @@ namespace bitshard {
 namespace {
 
 constexpr int kMaxWorkers = 1024;
+constexpr double kLeastWeight = 0.001, kMostWeight = 1000;
 
 absl::Status BadFlag(absl::string_view flag, absl::string_view value, absl::string_view hint) {
   return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", value, ": ", hint));
@@ -218,6 +233,28 @@ absl::StatusOr<std::vector<double>> ParseShares(const std::string& text, uint32_
   return shares;
 }
 
+absl::StatusOr<absl::flat_hash_map<std::string, double>> ParseTenantWeights(
+    const std::string& text) {
+  absl::flat_hash_map<std::string, double> weights;
+  for (const absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    // Names may hold '=', weights do not.
+    const size_t equals = part.rfind('=');
+    double weight = 0;
+    if (equals == absl::string_view::npos || equals == 0 ||
+        !absl::SimpleAtod(part.substr(equals + 1), &weight) ||
+        !(weight >= kLeastWeight && weight <= kMostWeight)) {
+      return BadFlag("tenant-weights", text,
+                     absl::StrCat("\"", part, "\" is no NAME=WEIGHT with a weight of ",
+                                  kLeastWeight, " to ", kMostWeight, ", such as alice=2"));
+    }
+    if (!weights.emplace(part.substr(0, equals), weight).second) {
+      return BadFlag("tenant-weights", text,
+                     absl::StrCat(part.substr(0, equals), " is named twice"));
+    }
+  }
+  return weights;
+}
+
 void DescribeCoordinatorFlags() {
   absl::SetProgramUsageMessage(
       "the bitshard service: gRPC API, scheduler, and the group of workers.\n\n"
@@ -304,9 +341,19 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
   const int chunk = absl::GetFlag(FLAGS_prefill_chunk);
   if (chunk < 0) return BadFlag("prefill-chunk", absl::StrCat(chunk), "use 0 (no limit) or more");
   options.prefill_chunk = static_cast<uint32_t>(chunk);
+  const std::string prefix_cache = absl::GetFlag(FLAGS_prefix_cache);
+  if (prefix_cache != "on" && prefix_cache != "off")
+    return BadFlag("prefix-cache", prefix_cache, "use on or off");
+  options.prefix_cache = prefix_cache == "on";
   options.max_running = static_cast<uint32_t>(running);
   options.max_waiting = static_cast<uint32_t>(waiting);
   options.max_waiting_tokens = static_cast<uint64_t>(waiting_tokens);
+  options.itl_slo = absl::GetFlag(FLAGS_itl_slo);
+  RETURN_IF_ERROR(CheckPositive("itl-slo", options.itl_slo, absl::ZeroDuration()));
+  const absl::Duration queue_wait = absl::GetFlag(FLAGS_max_queue_wait);
+  RETURN_IF_ERROR(CheckPositive("max-queue-wait", queue_wait, absl::ZeroDuration()));
+  if (queue_wait > absl::ZeroDuration()) options.max_queue_wait = queue_wait;
+  ASSIGN_OR_RETURN(options.tenant_weights, ParseTenantWeights(absl::GetFlag(FLAGS_tenant_weights)));
   options.max_context = static_cast<uint32_t>(context);
 
   options.stall_timeout = absl::GetFlag(FLAGS_stall_timeout);
@@ -320,5 +367,7 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
   options.log_level = absl::GetFlag(FLAGS_log_level);
   return options;
 }
+
+bool ListMetricsAsked() { return absl::GetFlag(FLAGS_list_metrics); }
 
 }  // namespace bitshard

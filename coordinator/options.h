@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -38,9 +39,13 @@ struct CoordinatorOptions {
 
   uint32_t token_budget = 256;
   uint32_t prefill_chunk = 0;  // 0 = only the budget limits
+  bool prefix_cache = true;
   uint32_t max_running = 64;
   uint32_t max_waiting = 1024;
   uint64_t max_waiting_tokens = 1 << 20;
+  absl::Duration max_queue_wait = absl::InfiniteDuration();
+  absl::Duration itl_slo = absl::ZeroDuration();  // zero = none
+  absl::flat_hash_map<std::string, double> tenant_weights;
   uint32_t max_context = 0;  // 0 = the model's
 
   absl::Duration stall_timeout = absl::Seconds(4);
@@ -53,6 +58,9 @@ struct CoordinatorOptions {
 // Sets the text of --help. Before ParseCommandLine.
 void DescribeCoordinatorFlags();
 
+// --list-metrics: nothing is to be done but to print what the metrics page has.
+bool ListMetricsAsked();
+
 // From the parsed flags; an error says which flag and what it takes. `extra`: arguments that are no
 // flags.
 absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
@@ -60,6 +68,9 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
 
 // "3,2,2" for `workers` ranks; "" = equal.
 absl::StatusOr<std::vector<double>> ParseShares(const std::string& text, uint32_t workers);
+// "alice=2,bob=0.5"; "" = none.
+absl::StatusOr<absl::flat_hash_map<std::string, double>> ParseTenantWeights(
+    const std::string& text);
 // "1073741824", "512MiB", "1.5GiB", "2G" (= GiB).
 absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
 

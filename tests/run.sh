@@ -17,6 +17,7 @@ install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
 write_user_bazelrc
 install_python_packages tests/support/python_requirements.txt
 fetch_model
+fetch_xgrammar
 
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT

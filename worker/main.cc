@@ -17,19 +17,24 @@
 #include <thread>
 #include <unistd.h>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include <grpc/support/log.h>
 #include <grpcpp/security/credentials.h>
 
 #include "kernels/base/command_line.h"
 #include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/thread_pool.h"
 #include "kernels/registry/kernel_probe.h"
 #include "kernels/registry/numerics_digest.h"
 #include "proto/version.h"
 #include "worker/collective/collective.h"
+#include "worker/collective/gloo.h"
+#include "worker/collective/gloo_address.h"
 #include "worker/load/loader.h"
 #include "worker/machine.h"
 #include "worker/memory_report.h"
@@ -84,7 +89,7 @@ internal::Register Registration(const WorkerOptions& options) {
   out.set_host(SharedMemoryHost());
   out.set_pid(getpid());
   out.set_local_rank(options.local_rank);
-  out.set_metrics_address(options.metrics_address);
+  for (const std::string& name : options.collectives) out.add_collectives(name);
   return out;
 }
 
@@ -93,6 +98,13 @@ uint64_t VocabBegin(const internal::ModelGraph& graph) {
     if (node.has_lm_head()) return node.lm_head().vocab_begin();
   }
   return 0;
+}
+
+// Of the fastest linear kernel on all threads; 0 when nothing was probed.
+double PeakFlops(const KernelOrder& order, int threads) {
+  double best = 0;
+  for (const ProbeFigure& figure : order.figures()) best = std::max(best, figure.gmacs_per_s);
+  return 2e9 * best * threads;
 }
 
 // From the process's start, as the kernel has it, to now.
@@ -112,21 +124,51 @@ std::chrono::microseconds ProcessAge() {
   return std::chrono::microseconds(static_cast<int64_t>(std::max(0.0, age) * 1e6));
 }
 
+absl::StatusOr<std::unique_ptr<Collective>> Join(const WorkerOptions& options,
+                                                 const internal::JoinCommunicator& join, int rank,
+                                                 int world, const TellRanksFn& tell,
+                                                 const std::atomic<bool>& stop) {
+  const absl::Duration timeout = absl::Milliseconds(join.timeout_ms());
+  if (world == 1) return MakeSoloCollective();
+  if (join.collective().empty() || join.collective() == "shm")
+    return JoinShmCollective(join.id(), rank, world, timeout, &stop);
+  if (join.collective() != "gloo") {
+    return absl::UnimplementedError(
+        absl::StrCat("asked to join over \"", join.collective(), "\"; there are shm and gloo"));
+  }
+  GlooGroup group;
+  group.id = join.id();
+  group.rank = rank;
+  group.world = world;
+  group.tell = tell;
+  ASSIGN_OR_RETURN(group.address, ChooseGlooAddress({.address = options.gloo_address,
+                                                     .interface = options.gloo_interface,
+                                                     .coordinator = options.coordinator,
+                                                     .several_hosts = join.several_hosts()}));
+  LogInfo("worker: joining over gloo rank={} world={} address={} epoch={}", rank, world,
+          group.address, join.epoch());
+  return JoinGlooCollective(group, timeout, &stop);
+}
+
+// `options` outlives the backend.
 WorkerBackend Backend(const WorkerOptions& options, const KernelOrder* order, ThreadPool* pool,
-                      ScoreLog* score_log) {
+                      ScoreLog* score_log, StepProfile* profile) {
   WorkerBackend backend;
+  backend.profile = profile;
   backend.load = [pool, memory = options.memory_bytes](const internal::RankPlan& plan,
                                                        const LoadProgressFn& progress) {
     return LoadWeights(plan, *pool, progress, memory);
   };
-  backend.bind = [pool, order, score_log, isa = options.isa, memory = options.memory_bytes](
-                     const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
-                     const internal::NumericsOptions& numerics) {
+  backend.bind = [pool, order, score_log, profile, isa = options.isa,
+                  memory = options.memory_bytes](const internal::RankPlan& plan,
+                                                 std::shared_ptr<const LoadedWeights> weights,
+                                                 const internal::NumericsOptions& numerics) {
     StepRunner::Options bind;
     bind.numerics = numerics;
     bind.isa = isa;
     bind.kernel_order = order;
     bind.pool = pool;
+    bind.profile = profile;
     bind.max_workspace_bytes = memory - std::min(memory, weights->arena_bytes);
     if (score_log != nullptr) {
       bind.logits_tap = [score_log, begin = static_cast<uint32_t>(VocabBegin(plan.graph()))](
@@ -136,10 +178,9 @@ WorkerBackend Backend(const WorkerOptions& options, const KernelOrder* order, Th
     }
     return StepRunner::Bind(plan, std::move(weights), bind);
   };
-  backend.join = [](const std::string& id, int rank, int world, absl::Duration timeout,
-                    const std::atomic<bool>& stop) -> absl::StatusOr<std::unique_ptr<Collective>> {
-    if (world == 1) return MakeSoloCollective();
-    return JoinShmCollective(id, rank, world, timeout, &stop);
+  backend.join = [&options](const internal::JoinCommunicator& join, int rank, int world,
+                            const TellRanksFn& tell, const std::atomic<bool>& stop) {
+    return Join(options, join, rank, world, tell, stop);
   };
   backend.self_test = &SelfTestCollective;
   backend.measure_memory = &MeasureMemory;
@@ -159,7 +200,16 @@ int Main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const pid_t parent = getppid();  // first: it may die while we start
   DescribeWorkerFlags();
-  ParseCommandLine(argc, argv);
+  const std::vector<std::string> extra = ParseCommandLine("bitshard-worker", argc, argv);
+  if (!extra.empty()) {
+    std::fprintf(stderr, "bitshard-worker: unexpected argument \"%s\"; flags begin with --\n",
+                 extra[0].c_str());
+    return kExitBadFlags;
+  }
+  if (ListMetricsAsked()) {
+    std::fputs(WorkerMetricsDoc().c_str(), stdout);
+    return EXIT_SUCCESS;
+  }
   const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags();
   if (!options.ok()) {
     std::fprintf(stderr, "bitshard-worker: %s\n", std::string(options.status().message()).c_str());
@@ -170,12 +220,14 @@ int Main(int argc, char** argv) {
                  options->log_level.c_str());
     return kExitBadFlags;
   }
+  // gRPC's own lines are for debugging; we say ourselves what matters.
+  gpr_set_log_function([](gpr_log_func_args* args) { LogDebug("grpc: {}", args->message); });
   if (options->exit_with_parent) DieWithParent(parent);
   const sigset_t signals = BlockSignals();
 
   std::unique_ptr<WorkerMetrics> metrics;
-  if (!options->metrics_address.empty()) {
-    auto served = WorkerMetrics::Serve(options->metrics_address, kBuildVersion,
+  if (options->metrics_port) {
+    auto served = WorkerMetrics::Serve(options->metrics_host, *options->metrics_port, kBuildVersion,
                                        std::string(IsaName(options->isa)));
     if (!served.ok()) {
       std::fprintf(stderr, "bitshard-worker: %s\n", std::string(served.status().message()).c_str());
@@ -204,16 +256,26 @@ int Main(int argc, char** argv) {
   service_options.coordinator = options->coordinator;
   service_options.credentials = grpc::InsecureChannelCredentials();
   service_options.registration = Registration(*options);
+  if (metrics != nullptr) {
+    service_options.registration.set_metrics_address(
+        absl::StrCat(options->metrics_host, ":", metrics->port()));
+    metrics->OnMachine(service_options.registration.bandwidth_bytes_per_s(),
+                       PeakFlops(order, options->threads));
+  }
   service_options.coordinator_timeout = options->coordinator_timeout;
-  WorkerBackend backend = Backend(*options, &order, &pool, score_log.get());
+  StepProfile profile;  // of the metrics
+  WorkerBackend backend =
+      Backend(*options, &order, &pool, score_log.get(), metrics == nullptr ? nullptr : &profile);
   const std::chrono::microseconds age = ProcessAge();
   backend.process_start = std::chrono::steady_clock::now() - age;
   backend.bring_up.set_process_start_us(static_cast<uint64_t>(age.count()));
   backend.bring_up.set_kernel_probe_us(static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(probe_time).count()));
-  LogInfo("worker: starting pid={} coordinator={} threads={} pinned={} memory_bytes={} isa={}",
-          getpid(), options->coordinator, options->threads, !options->cpus.empty(),
-          options->memory_bytes, IsaName(options->isa));
+  LogInfo(
+      "worker: starting pid={} coordinator={} threads={} pinned={} memory_bytes={} isa={} "
+      "metrics_port={}",
+      getpid(), options->coordinator, options->threads, !options->cpus.empty(),
+      options->memory_bytes, IsaName(options->isa), metrics == nullptr ? -1 : metrics->port());
   WorkerService service(std::move(service_options), std::move(backend), metrics.get());
 
   std::thread([&service, signals] {

@@ -50,7 +50,20 @@ ABSL_FLAG(int, local_rank, 0,
           "which CPUs are its own");
 ABSL_FLAG(int, local_ranks, 1,
           "how many workers share this host: default threads and memory are divided by it");
-ABSL_FLAG(int, metrics_port, 0, "port of the Prometheus page at /metrics; 0 = none");
+ABSL_FLAG(
+    std::string, collective, "auto",
+    "how this worker may meet the others in a step: shm (all on one host, shared memory), gloo "
+    "(TCP, also between hosts), auto (either: the coordinator takes shm where it can). All give "
+    "the same bits");
+ABSL_FLAG(std::string, gloo_interface, "",
+          "network interface whose address the other workers connect to, such as eth1; empty = the "
+          "one on the way to the coordinator");
+ABSL_FLAG(std::string, gloo_address, "",
+          "numeric address of this host that the other workers connect to, at any port; instead of "
+          "--gloo-interface");
+ABSL_FLAG(int, metrics_port, -1,
+          "port of the Prometheus page at /metrics; 0 picks one (the log names it), -1 = none");
+ABSL_FLAG(bool, list_metrics, false, "print what the Prometheus page has, as Markdown, and end");
 ABSL_FLAG(std::string, metrics_host, "127.0.0.1", "address that the metrics page listens on");
 ABSL_FLAG(
     std::string, score_log, "",
@@ -140,7 +153,8 @@ void DescribeWorkerFlags() {
       "files\n"
       "under the same path. The coordinator gives each its rank; a worker that loses it keeps its "
       "weights\n"
-      "and dials again. SIGTERM announces the departure and exits. On one machine `bitshard serve` "
+      "and dials again. SIGTERM announces the departure and exits.\n"
+      "Exit codes: 0 let go, 2 bad flags, 3 no coordinator. On one machine `bitshard serve` "
       "starts\n"
       "everything.");
   absl::FlagsUsageConfig config;
@@ -217,12 +231,25 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
     return BadFlag("require-kernels", kernels, "use any or fast");
   options.require_fast_kernels = kernels == "fast";
 
-  const int port = absl::GetFlag(FLAGS_metrics_port);
-  if (port < 0 || port > 65535) {
-    return BadFlag("metrics-port", absl::StrCat(port), "1 to 65535, or 0 for no page");
+  const std::string collective = absl::GetFlag(FLAGS_collective);
+  if (collective != "auto" && collective != "shm" && collective != "gloo")
+    return BadFlag("collective", collective, "use auto, shm or gloo");
+  for (const char* name : {"shm", "gloo"}) {
+    if (collective == "auto" || collective == name) options.collectives.push_back(name);
   }
-  if (port != 0)
-    options.metrics_address = absl::StrCat(absl::GetFlag(FLAGS_metrics_host), ":", port);
+  options.gloo_interface = absl::GetFlag(FLAGS_gloo_interface);
+  options.gloo_address = absl::GetFlag(FLAGS_gloo_address);
+  if (!options.gloo_interface.empty() && !options.gloo_address.empty()) {
+    return BadFlag("gloo-address", options.gloo_address,
+                   "not together with --gloo-interface: give one of them");
+  }
+
+  const int port = absl::GetFlag(FLAGS_metrics_port);
+  if (port < -1 || port > 65535) {
+    return BadFlag("metrics-port", absl::StrCat(port), "0 to 65535, or -1 for no page");
+  }
+  options.metrics_host = absl::GetFlag(FLAGS_metrics_host);
+  if (port >= 0) options.metrics_port = port;
 
   options.score_log = absl::GetFlag(FLAGS_score_log);
   options.log_level = absl::GetFlag(FLAGS_log_level);
@@ -234,5 +261,7 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   }
   return options;
 }
+
+bool ListMetricsAsked() { return absl::GetFlag(FLAGS_list_metrics); }
 
 }  // namespace bitshard

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,12 @@ struct WorkerOptions {
   bool require_fast_kernels = false;
   uint32_t local_rank = 0;
   uint32_t local_ranks = 1;
-  std::string metrics_address;  // "" = no page
-  std::string score_log;        // folder; "" = none
+  std::vector<std::string> collectives;  // over which it may meet the others: "shm", "gloo"
+  std::string gloo_interface;            // "" = by the way to the coordinator
+  std::string gloo_address;              // numeric; "" = of the interface
+  std::string metrics_host;
+  std::optional<int> metrics_port;  // none: no page
+  std::string score_log;            // folder; "" = none
   std::string log_level;
   bool exit_with_parent = false;
   absl::Duration coordinator_timeout = absl::InfiniteDuration();
@@ -37,6 +42,9 @@ void DescribeWorkerFlags();
 
 // From the parsed flags; an error says which flag and what it takes.
 absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags();
+
+// --list-metrics: nothing is to be done but to print what the metrics page has.
+bool ListMetricsAsked();
 
 // "1073741824", "512MiB", "24GiB", "24G" (= GiB), "80%" (of `available`). For --memory.
 absl::StatusOr<uint64_t> ParseMemory(const std::string& text, uint64_t available);

@@ -24,14 +24,17 @@
 namespace bitshard {
 namespace {
 
+// Grammars of constrained requests are followed there.
+constexpr int kMaskThreads = 2;
+
 class ThreadedEngine final : public Engine, public StepListener, private EngineCore::Observer {
  public:
   ThreadedEngine(const Options& options, const Tokenizer* tokenizer, StepExecutor* executor,
                  EngineMetrics* metrics)
       : executor_(executor),
-        metrics_(metrics),
-        admission_(options, metrics),
-        core_(options, tokenizer, executor, metrics, this) {}
+        admission_(options),
+        masks_(kMaskThreads, [this](MaskResult result) { Post(std::move(result)); }),
+        core_(options, tokenizer, executor, metrics, this, &masks_) {}
   ~ThreadedEngine() override { Stop(); }
 
   // Engine, on any thread.
@@ -65,22 +68,26 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
     absl::Status status;
   };
   struct Quit {};
-  using Message = std::variant<EngineCore::Accepted, Cancellation, GroupInfo,
-                               std::unique_ptr<internal::StepResult>, GroupLoss, EndAll, Quit>;
+  using Message =
+      std::variant<EngineCore::Accepted, Cancellation, GroupInfo,
+                   std::unique_ptr<internal::StepResult>, MaskResult, GroupLoss, EndAll, Quit>;
 
-  void Post(Message message) {
+  template <typename M>
+  void Post(M message) {
     absl::MutexLock lock(&mu_);
-    inbox_.push_back(std::move(message));
+    inbox_.emplace_back(std::move(message));
   }
 
   // On the engine thread.
   void Run();
-  void BeforeEnd(SequenceId id) override;
+  void BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) override;
+  void OnStarted(SequenceId id) override;
   void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Handle(EngineCore::Accepted& m, absl::Time now) { core_.Accept(std::move(m), now); }
   void Handle(Cancellation& m, absl::Time now) { core_.Cancel(m.id, now); }
   void Handle(GroupInfo& m, absl::Time now) { core_.GroupReady(m, now); }
   void Handle(std::unique_ptr<internal::StepResult>& m, absl::Time now) { core_.StepDone(*m, now); }
+  void Handle(MaskResult& m, absl::Time now) { core_.MaskDone(std::move(m), now); }
   void Handle(GroupLoss& m, absl::Time now) { core_.GroupLost(m.term, m.epoch, m.why, now); }
   void Handle(EndAll& m, absl::Time now) { core_.EndAll(m.status, EndReason::kShutdown, now); }
   void Handle(Quit&, absl::Time now) {
@@ -89,7 +96,6 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
   }
 
   StepExecutor* const executor_;
-  EngineMetrics* const metrics_;
   absl::once_flag stop_once_;
 
   mutable absl::Mutex mu_;
@@ -100,6 +106,7 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 
+  MaskThreads masks_;  // ends before what its results go to
   EngineCore core_;    // engine thread
   bool quit_ = false;  // engine thread
   std::thread thread_;
@@ -181,21 +188,21 @@ void ThreadedEngine::Run() {
     }
     batch.clear();
     if (!quit_) core_.Advance(absl::Now());
-    EngineStats stats;
-    {
-      absl::MutexLock lock(&mu_);
-      Publish();
-      idle_ = core_.idle();
-      stats = admission_.Stats();
-    }
-    metrics_->Gauges(stats);
+    absl::MutexLock lock(&mu_);
+    Publish();
+    idle_ = core_.idle();
   }
 }
 
-void ThreadedEngine::BeforeEnd(SequenceId id) {
+void ThreadedEngine::BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) {
   absl::MutexLock lock(&mu_);
-  admission_.End(id);
+  admission_.End(id, reason, code);
   Publish();
+}
+
+void ThreadedEngine::OnStarted(SequenceId id) {
+  absl::MutexLock lock(&mu_);
+  admission_.Started(id);
 }
 
 void ThreadedEngine::Publish() {
@@ -211,6 +218,7 @@ std::unique_ptr<Engine> Engine::Create(const Options& options, const Tokenizer* 
   CHECK(options.token_budget > 0 && options.max_running > 0 && options.async_depth > 0)
       << "token_budget " << options.token_budget << ", max_running " << options.max_running
       << ", async_depth " << options.async_depth;
+  CHECK(options.itl_slo >= absl::ZeroDuration()) << "itl_slo " << options.itl_slo;
   return std::make_unique<ThreadedEngine>(options, tokenizer, executor, metrics);
 }
 

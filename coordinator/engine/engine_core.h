@@ -23,6 +23,8 @@
 #include "coordinator/engine/engine.h"
 #include "coordinator/engine/engine_metrics.h"
 #include "coordinator/engine/engine_stats.h"
+#include "coordinator/engine/mask_job.h"
+#include "coordinator/engine/pace.h"
 #include "coordinator/engine/step_executor.h"
 #include "coordinator/engine/text_stream.h"
 #include "coordinator/schedule/scheduler.h"
@@ -36,7 +38,9 @@ class EngineCore {
    public:
     virtual ~Observer() = default;
     // The request is over, FillStats no longer counts it; its OnEnd comes next.
-    virtual void BeforeEnd(SequenceId id) = 0;
+    virtual void BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) = 0;
+    // The request is in a plan for the first time.
+    virtual void OnStarted(SequenceId id) = 0;
   };
   struct Accepted {
     SequenceId id = 0;
@@ -45,9 +49,9 @@ class EngineCore {
     std::shared_ptr<RequestSink> sink;
   };
 
-  // All pointers outlive this object.
+  // All pointers outlive this object. Without `masks` they are computed at once, here.
   EngineCore(const Engine::Options& options, const Tokenizer* tokenizer, StepExecutor* executor,
-             EngineMetrics* metrics, Observer* observer);
+             EngineMetrics* metrics, Observer* observer, MaskRunner* masks = nullptr);
 
   void Accept(Accepted accepted, absl::Time now);
   // Nothing happens when the request has ended already.
@@ -55,6 +59,7 @@ class EngineCore {
   void GroupReady(const GroupInfo& info, absl::Time now);
   void GroupLost(uint64_t term, uint64_t epoch, const absl::Status& why, absl::Time now);
   void StepDone(const internal::StepResult& result, absl::Time now);
+  void MaskDone(MaskResult result, absl::Time now);
   void EndAll(const absl::Status& status, EndReason reason, absl::Time now);
 
   // Ends what has passed its deadline, then plans steps while fewer than async_depth are out. Call
@@ -81,14 +86,23 @@ class EngineCore {
     GenerateRequest request;
     std::shared_ptr<RequestSink> sink;
     TextStream text;
+    std::shared_ptr<GrammarPlace> place;  // null: not constrained; a job's while one is out
+    uint32_t cached_tokens = 0;           // of the prompt, from the prefix cache
     uint32_t completion_tokens = 0;
     std::vector<TokenLogprobs> scores;  // committed so far
+    absl::Time accepted;
     std::optional<absl::Time> first_planned, first_token, last_token;
+    // Since when it makes up for lost blocks; how long it has done so until its first token, and
+    // after it.
+    std::optional<absl::Time> recompute_since;
+    absl::Duration recompute_before, recompute_after;
+    uint32_t preemptions = 0;  // that recompute_since knows of
   };
   struct PlanOut {
     uint64_t step;
     StepKind kind;
     uint32_t tokens, rows;
+    StepLoad load;
     absl::Time sent;
   };
 
@@ -96,6 +110,11 @@ class EngineCore {
   bool PlanStep(absl::Time now);
   void CommitToken(const Commit& commit, absl::Time now);
   void CommitScores(const Commit& commit, absl::Time now);
+  // Asks for the mask of a constrained request's next output, after `tokens`.
+  void FindMask(SequenceId id, std::vector<int32_t> tokens, absl::Time now);
+  // Of those that have run before: preempted since the last look, or all, their group being lost.
+  void BeginRecompute(bool all, absl::Time now);
+  static void EndRecompute(Live& live, absl::Time now);
   // The only way out for a request. `finish` with an OK status.
   void End(SequenceId id, absl::Status status, EndReason reason, TextStream::End finish,
            absl::Time now);
@@ -109,17 +128,22 @@ class EngineCore {
   StepExecutor* const executor_;
   EngineMetrics* const metrics_;
   Observer* const observer_;
+  MaskRunner* const masks_;
 
   Scheduler scheduler_;
+  Pace pace_;
+  bool no_room_ = false, limited_ = false;  // of the last schedule
   absl::flat_hash_map<SequenceId, std::unique_ptr<Live>> live_;
   std::set<std::pair<absl::Time, SequenceId>> deadlines_;  // of live requests that have one
 
   EngineStats::GroupState group_state_ = EngineStats::GroupState::kForming;
   absl::Status group_cause_;
-  GroupInfo group_;                // of the last epoch
-  uint64_t last_step_ = 0;         // sent in this epoch
-  std::deque<PlanOut> plans_out_;  // in step with the scheduler's steps in flight
-  uint64_t steps_ = 0, tokens_ = 0;
+  std::optional<LossCause> last_loss_;  // until a group is ready again
+  GroupInfo group_;                     // of the last epoch
+  uint64_t last_step_ = 0;              // sent in this epoch
+  std::deque<PlanOut> plans_out_;       // in step with the scheduler's steps in flight
+  uint64_t steps_ = 0, epoch_steps_ = 0, tokens_ = 0;
+  uint32_t masks_out_ = 0;  // jobs whose results are to come
   absl::Time last_progress_ = absl::InfinitePast();
 };
 

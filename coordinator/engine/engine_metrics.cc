@@ -2,50 +2,6 @@
 
 namespace bitshard {
 
-absl::string_view Name(RejectReason reason) {
-  switch (reason) {
-    case RejectReason::kQueueFull:
-      return "queue_full";
-    case RejectReason::kQueueTokens:
-      return "queue_tokens";
-    case RejectReason::kPromptTooLong:
-      return "prompt_too_long";
-    case RejectReason::kKvImpossible:
-      return "kv_impossible";
-    case RejectReason::kDraining:
-      return "draining";
-    case RejectReason::kGroupDown:
-      return "group_down";
-    case RejectReason::kBadRequest:
-      return "bad_request";
-    case RejectReason::kDeadline:
-      return "deadline";
-    case RejectReason::kDuplicateId:
-      return "duplicate_id";
-  }
-  return "unknown";
-}
-
-absl::string_view Name(EndReason reason) {
-  switch (reason) {
-    case EndReason::kStop:
-      return "stop";
-    case EndReason::kLength:
-      return "length";
-    case EndReason::kCancelled:
-      return "cancelled";
-    case EndReason::kDeadline:
-      return "deadline";
-    case EndReason::kError:
-      return "error";
-    case EndReason::kWorkerLost:
-      return "worker_lost";
-    case EndReason::kShutdown:
-      return "shutdown";
-  }
-  return "unknown";
-}
-
 absl::string_view Name(StepKind kind) {
   switch (kind) {
     case StepKind::kPrefill:
@@ -60,6 +16,56 @@ absl::string_view Name(StepKind kind) {
   return "unknown";
 }
 
+absl::string_view Name(Face face) {
+  switch (face) {
+    case Face::kOwn:
+      return "own";
+    case Face::kKserve:
+      return "kserve";
+    case Face::kVllm:
+      return "vllm";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(SchedulerOp op) {
+  switch (op) {
+    case SchedulerOp::kPlan:
+      return "plan";
+    case SchedulerOp::kCommit:
+      return "commit";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(TokenizerOp op) {
+  switch (op) {
+    case TokenizerOp::kRequest:
+      return "request";
+    case TokenizerOp::kTokenize:
+      return "tokenize";
+    case TokenizerOp::kDetokenize:
+      return "detokenize";
+    case TokenizerOp::kTemplate:
+      return "apply_chat_template";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(GrammarKind kind) {
+  switch (kind) {
+    case GrammarKind::kJsonSchema:
+      return "json_schema";
+    case GrammarKind::kRegex:
+      return "regex";
+    case GrammarKind::kChoice:
+      return "choice";
+    case GrammarKind::kEbnf:
+      return "ebnf";
+  }
+  return "unknown";
+}
+
 absl::string_view Name(EngineStats::GroupState state) {
   switch (state) {
     case EngineStats::GroupState::kForming:
@@ -68,6 +74,18 @@ absl::string_view Name(EngineStats::GroupState state) {
       return "ready";
     case EngineStats::GroupState::kLost:
       return "lost";
+  }
+  return "unknown";
+}
+
+absl::string_view Name(LossCause cause) {
+  switch (cause) {
+    case LossCause::kWorkerLost:
+      return "worker_lost";
+    case LossCause::kTimeout:
+      return "timeout";
+    case LossCause::kFailed:
+      return "failed";
   }
   return "unknown";
 }

@@ -1,5 +1,8 @@
 #include "coordinator/engine/error_reason.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
@@ -13,6 +16,9 @@ namespace {
 constexpr absl::Duration kRetryQueue = absl::Seconds(1);
 constexpr absl::Duration kRetryGroup = absl::Seconds(2);
 constexpr absl::Duration kRetryElsewhere = absl::Seconds(1);
+// A predicted wait is no promise.
+constexpr absl::Duration kShortestRetry = absl::Milliseconds(100),
+                         kLongestRetry = absl::Seconds(30);
 
 }  // namespace
 
@@ -22,6 +28,19 @@ absl::Status QueueFullError(absl::string_view limit, uint64_t used, uint64_t max
       absl::StrCat("the queue is full (", state, "); retry after the delay in RetryInfo"));
   status = WithQuotaFailure(std::move(status), limit, state);
   return WithRetryInfo(WithErrorInfo(std::move(status), kReasonQueueFull), kRetryQueue);
+}
+
+absl::Status QueueWaitError(absl::Duration predicted, absl::Duration allowed, bool by_deadline) {
+  const std::string state =
+      absl::StrCat(absl::FormatDuration(absl::Ceil(predicted, absl::Milliseconds(1))), " of ",
+                   absl::FormatDuration(absl::Trunc(allowed, absl::Milliseconds(1))), " ",
+                   by_deadline ? "until the deadline" : "allowed");
+  absl::Status status = absl::ResourceExhaustedError(absl::StrCat(
+      "the predicted wait in the queue is too long (", state,
+      "); retry after the delay in RetryInfo", by_deadline ? ", or with a later deadline" : ""));
+  status = WithQuotaFailure(std::move(status), "predicted_wait", state);
+  return WithRetryInfo(WithErrorInfo(std::move(status), kReasonQueueWait),
+                       std::min(std::max(predicted - allowed, kShortestRetry), kLongestRetry));
 }
 
 absl::Status PromptTooLongError(absl::string_view field, absl::string_view description) {
@@ -81,6 +100,15 @@ absl::Status NonFiniteError(uint32_t output_index) {
           absl::StrCat("the model's logits for output token ", output_index,
                        " are not finite; the request was ended and its KV blocks were set aside")),
       kReasonNonFinite);
+}
+
+absl::Status NoTokenAllowedError(uint32_t output_index) {
+  return WithErrorInfo(
+      absl::InternalError(absl::StrCat(
+          "no token may be output token ", output_index,
+          ": sampling.allowed_token_ids, banned_token_ids, stop.min_tokens and the constraint "
+          "together leave none; allow more tokens")),
+      kReasonNoTokenAllowed);
 }
 
 }  // namespace bitshard

@@ -20,12 +20,18 @@ inline constexpr absl::string_view kReasonWorkerLost = "WORKER_LOST";
 inline constexpr absl::string_view kReasonGroupNotReady = "GROUP_NOT_READY";
 inline constexpr absl::string_view kReasonDraining = "DRAINING";
 inline constexpr absl::string_view kReasonQueueFull = "QUEUE_FULL";
+inline constexpr absl::string_view kReasonQueueWait = "QUEUE_WAIT";
 inline constexpr absl::string_view kReasonNonFinite = "NON_FINITE_LOGITS";
+inline constexpr absl::string_view kReasonNoTokenAllowed = "NO_TOKEN_ALLOWED";
 inline constexpr absl::string_view kReasonPromptTooLong = "PROMPT_TOO_LONG";
 inline constexpr absl::string_view kReasonDuplicateRequest = "DUPLICATE_REQUEST_ID";
 
 // RESOURCE_EXHAUSTED. `limit` is the one that is full ("waiting_requests", "waiting_tokens").
 absl::Status QueueFullError(absl::string_view limit, uint64_t used, uint64_t maximum);
+
+// RESOURCE_EXHAUSTED: the predicted wait is longer than what the caller, or `--max-queue-wait`,
+// allows.
+absl::Status QueueWaitError(absl::Duration predicted, absl::Duration allowed, bool by_deadline);
 
 // INVALID_ARGUMENT: prompt, or prompt + max_tokens, is more than the context.
 absl::Status PromptTooLongError(absl::string_view field, absl::string_view description);
@@ -50,5 +56,6 @@ absl::Status DuplicateRequestError(absl::string_view request_id);
 
 // INTERNAL.
 absl::Status NonFiniteError(uint32_t output_index);
+absl::Status NoTokenAllowedError(uint32_t output_index);
 
 }  // namespace bitshard

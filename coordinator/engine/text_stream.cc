@@ -3,22 +3,22 @@
 #include <algorithm>
 #include <utility>
 
+#include "coordinator/engine/sampling.h"
+
 namespace bitshard {
 
 TextStream::TextStream(const Tokenizer* tokenizer, const GenerateRequest& request)
-    : tokenizer_(tokenizer),
-      stops_(request.stop),
-      stop_token_ids_(request.stop_token_ids),
+    : stops_(request.stop),
+      end_tokens_(EndTokensOf(request, *tokenizer)),
       include_stop_(request.include_stop),
-      ignore_eos_(request.ignore_eos),
-      detokenizer_(tokenizer, request.skip_special_tokens),
-      matcher_(request.stop, request.include_stop) {
-  std::sort(stop_token_ids_.begin(), stop_token_ids_.end());
-}
+      min_tokens_(request.min_tokens),
+      detokenizer_(tokenizer, request.skip_special_tokens, request.visible_tokens),
+      matcher_(request.stop, request.include_stop) {}
 
 TextStream::Piece TextStream::Push(int32_t token, bool last) {
   Piece piece;
-  if (IsEndToken(token)) {
+  const bool may_end = pushed_++ >= min_tokens_;
+  if (may_end && std::binary_search(end_tokens_.begin(), end_tokens_.end(), token)) {
     if (include_stop_) piece.end = Match(detokenizer_.Push(token), piece.text);
     if (piece.end.has_value()) {
       piece.end->matched_token = token;
@@ -30,7 +30,11 @@ TextStream::Piece TextStream::Push(int32_t token, bool last) {
     }
     return piece;
   }
-  piece.end = Match(detokenizer_.Push(token), piece.text);
+  if (may_end) {
+    piece.end = Match(detokenizer_.Push(token), piece.text);
+  } else {
+    piece.text = detokenizer_.Push(token);
+  }
   if (!piece.end.has_value() && last) {
     piece.end = Flush({.reason = FinishReason::kLength,
                        .matched_stop = "",
@@ -40,10 +44,9 @@ TextStream::Piece TextStream::Push(int32_t token, bool last) {
   return piece;
 }
 
-bool TextStream::IsEndToken(int32_t token) const {
-  if (std::binary_search(stop_token_ids_.begin(), stop_token_ids_.end(), token)) return true;
-  const std::vector<int32_t>& eos = tokenizer_->eos_ids();
-  return !ignore_eos_ && std::binary_search(eos.begin(), eos.end(), token);
+TextStream::End TextStream::Stop() {
+  return Flush(
+      {.reason = FinishReason::kStop, .matched_stop = "", .matched_token = {}, .tail_text = ""});
 }
 
 std::optional<TextStream::End> TextStream::Match(const std::string& text, std::string& shown) {

@@ -4,6 +4,7 @@
 // Owned by the engine thread, one object a request. The rules of an end, first that applies:
 //   an end token (the model's, unless ignore_eos; or one of the request's stop tokens)   kStop,
 //   matched_token a stop string kStop, matched_stop the last token that max_tokens allows kLength
+// Of the first min_tokens tokens none ends it, and their text is not searched for stop strings.
 // The text of an end token or a stop string is shown only with include_stop. Text that might begin
 // a stop string is held back; at an end without one it goes out as tail_text.
 #pragma once
@@ -38,18 +39,19 @@ class TextStream {
 
   // `last`: max_tokens allows no further token.
   Piece Push(int32_t token, bool last);
+  // Nothing more can follow, though no token said so: kStop, with the text that was held back.
+  End Stop();
 
  private:
-  bool IsEndToken(int32_t token) const;
   // Takes `text` through the stop matcher into `shown`; the end, when a stop string matched.
   std::optional<End> Match(const std::string& text, std::string& shown);
   End Flush(End end);
 
-  const Tokenizer* tokenizer_;
   const std::vector<std::string> stops_;
-  std::vector<int32_t> stop_token_ids_;
+  const std::vector<int32_t> end_tokens_;  // ascending
   const bool include_stop_;
-  const bool ignore_eos_;
+  const uint32_t min_tokens_;
+  uint32_t pushed_ = 0;  // tokens
   IncrementalDetokenizer detokenizer_;
   StopMatcher matcher_;
 };

@@ -226,7 +226,8 @@ class AdminService final : public RawAdmin {
                                     Bytes* response) override {
     return AnswerUnary<v1::GetLoadRequest, v1::GetLoadResponse>(
         context, request, response, [this](const auto&, v1::GetLoadResponse* answer) {
-          SetLoad(sources_->engine->Stats(), sources_->block_tokens, answer->mutable_load());
+          SetLoad(sources_->engine->Stats(), sources_->load, sources_->readiness->draining(),
+                  absl::Now(), answer->mutable_load());
           return absl::OkStatus();
         });
   }
@@ -274,8 +275,8 @@ void FillStatus(const AdminSources& sources, v1::ServiceStatus* out) {
     worker.set_host(spare.host);
     worker.set_pid(spare.pid);
   }
-  out->set_steps(stats.steps);
-  SetLoad(stats, sources.block_tokens, out->mutable_load());
+  out->set_steps(stats.epoch_steps);
+  SetLoad(stats, sources.load, sources.readiness->draining(), absl::Now(), out->mutable_load());
   out->set_model(sources.model->names.front());
   out->set_model_fingerprint(sources.model->fingerprint);
   SetTimestamp(sources.started_at, out->mutable_started_at());

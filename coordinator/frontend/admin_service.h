@@ -13,6 +13,7 @@
 #include "coordinator/frontend/readiness.h"
 #include "coordinator/frontend/served_model.h"
 #include "coordinator/frontend/stream_writer.h"
+#include "coordinator/frontend/to_proto.h"
 #include "proto/inference.pb.h"
 
 namespace bitshard {
@@ -27,7 +28,7 @@ struct AdminSources {
   std::function<void(std::optional<absl::Duration> timeout)> drain;
   std::string version;
   absl::Time started_at;
-  uint32_t block_tokens = 16;
+  LoadBounds load;
 };
 
 void FillStatus(const AdminSources& sources, v1::ServiceStatus* out);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "coordinator/frontend/answer_splitter.h"
 #include "coordinator/frontend/to_proto.h"
 #include "coordinator/frontend/wire.h"
 
@@ -22,12 +23,17 @@ grpc::ServerUnaryReactor* CompleteCall::Start(const FrontendContext* frontend,
 void CompleteCall::Refuse(const absl::Status& status) { Finish(EndOfCall(context_, status)); }
 
 void CompleteCall::OnDelta(TokenDelta delta) {
+  TokensHanded();
   absl::MutexLock lock(&mu_);
   if (answer_.choices().empty()) answer_.add_choices()->set_choice(0);
   v1::CompletedChoice& choice = *answer_.mutable_choices(0);
   if (prepared_.send_text) choice.mutable_text()->append(delta.text);
   if (prepared_.send_token_ids) {
     for (const int32_t token : delta.tokens) choice.add_token_ids(static_cast<uint32_t>(token));
+  }
+  if (prepared_.engine.score_from.has_value() && delta.first_index == 0) {
+    SetTokenScores(prepared_.engine.prompt_tokens, delta.prompt_logprobs,
+                   *frontend_->model->tokenizer, answer_.mutable_prompt_logprobs());
   }
   for (size_t i = 0; i < delta.logprobs.size() && i < delta.tokens.size(); ++i) {
     SetLogprobs(delta.tokens[i], delta.logprobs[i], *frontend_->model->tokenizer,
@@ -51,8 +57,13 @@ bool CompleteCall::Pump(absl::Time) {
   if (end.status.ok()) {
     if (answer_.choices().empty()) answer_.add_choices()->set_choice(0);
     v1::CompletedChoice& choice = *answer_.mutable_choices(0);
-    if (prepared_.send_text) choice.mutable_text()->append(end.tail_text);
-    SetFinished(end, choice.mutable_finished());
+    AnswerSplitter splitter(prepared_, choice.choice());
+    if (prepared_.send_text) {
+      const std::string text = choice.text() + end.tail_text;
+      choice.clear_text();
+      splitter.Split(text, &choice);
+    }
+    splitter.Finished(end, choice.mutable_finished());
     *answer_.mutable_started() = prepared_.started;
     context_->AddInitialMetadata("x-request-id", prepared_.started.request_id());
     *response_ = Serialize(answer_);

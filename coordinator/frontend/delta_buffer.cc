@@ -9,8 +9,9 @@ namespace bitshard {
 
 void DeltaBuffer::Push(TokenDelta delta, absl::Time now) {
   pending_bytes_ += delta.text.size() + 4 * delta.tokens.size();
-  for (const TokenLogprobs& logprobs : delta.logprobs)
-    pending_bytes_ += 16 + 16 * logprobs.top.size();
+  for (const auto* list : {&delta.logprobs, &delta.prompt_logprobs}) {
+    for (const TokenLogprobs& logprobs : *list) pending_bytes_ += 16 + 16 * logprobs.top.size();
+  }
   if (!pending_) {
     pending_ = std::move(delta);
   } else {

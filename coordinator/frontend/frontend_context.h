@@ -7,6 +7,7 @@
 #include "coordinator/frontend/delta_buffer.h"
 #include "coordinator/frontend/served_model.h"
 #include "coordinator/frontend/stream_writer.h"
+#include "coordinator/grammar/grammar_compiler.h"
 
 namespace bitshard {
 
@@ -16,6 +17,7 @@ struct FrontendContext {
   EngineMetrics* metrics = nullptr;
   StreamWriter* writer = nullptr;
   Background* background = nullptr;
+  GrammarCompiler* grammars = nullptr;  // null: constraints are UNIMPLEMENTED
   SlowReaderPolicy slow_reader;
 };
 

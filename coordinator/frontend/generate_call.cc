@@ -22,6 +22,11 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateCall::Start(
   return raw;
 }
 
+GenerateCall::~GenerateCall() {
+  absl::MutexLock lock(&mu_);
+  ClearBuffer();
+}
+
 void GenerateCall::Refuse(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   FinishWith(status, absl::Now());
@@ -39,6 +44,11 @@ void GenerateCall::OnDelta(TokenDelta delta) {
   {
     absl::MutexLock lock(&mu_);
     if (finished_) return;
+    if (buffer_.empty()) {
+      metrics_->StreamBacklog(1);
+    } else {
+      metrics_->Coalesced();
+    }
     buffer_.Push(std::move(delta), absl::Now());
     if (writing_ && !buffer_.TooSlow(absl::Now())) return;  // OnWriteDone takes it along
   }
@@ -60,13 +70,22 @@ bool GenerateCall::Pump(absl::Time now) {
   {
     absl::MutexLock lock(&mu_);
     if (done_) return false;
+    if (!writing_ && !more_.empty()) {
+      writing_ = true;
+      write_since_ = now;
+      WriteNext();
+      return true;
+    }
     if (finished_ || writing_) return LookAfterSlowReader(now);
     if (admitted_ && !std::exchange(metadata_sent_, true)) {
       context_->AddInitialMetadata("x-request-id", prepared_.started.request_id());
       StartSendInitialMetadata();
     }
     const bool ended_well = end_ && end_->status.ok();
-    if (!buffer_.empty()) delta = buffer_.Take();
+    if (!buffer_.empty()) {
+      delta = buffer_.Take();
+      metrics_->StreamBacklog(-1);
+    }
     if (!delta && end_ && !ended_well) {
       FinishWith(end_->status, now);
       return true;
@@ -80,16 +99,30 @@ bool GenerateCall::Pump(absl::Time now) {
     write_since_ = now;
     if (delta) next_index_ = delta->first_index + static_cast<uint32_t>(delta->tokens.size());
   }
-  // Nobody else writes now: the message is made without the lock, which the engine's thread wants
+  // Nobody else writes now: messages are made without the lock, which the engine's thread wants
   // too.
-  current_ = Message(delta ? &*delta : nullptr, end ? &*end : nullptr);
+  std::deque<grpc::ByteBuffer> made;
+  for (const v1::GenerateResponse& message :
+       Messages(delta ? &*delta : nullptr, end ? &*end : nullptr)) {
+    made.push_back(Serialize(message));
+  }
   absl::MutexLock lock(&mu_);
-  if (end) {
+  if (!end && finished_) return true;  // a slow reader was ended meanwhile; the call may be gone
+  if (delta) TokensHanded();
+  more_ = std::move(made);
+  more_end_ = end.has_value();
+  WriteNext();
+  return true;
+}
+
+void GenerateCall::WriteNext() {
+  current_ = std::move(more_.front());
+  more_.pop_front();
+  if (more_.empty() && more_end_) {
     StartWriteAndFinish(&current_, grpc::WriteOptions(), grpc::Status::OK);
-  } else if (!finished_) {  // else a slow reader was ended meanwhile, and the call may be gone
+  } else {
     StartWrite(&current_);
   }
-  return true;
 }
 
 bool GenerateCall::LookAfterSlowReader(absl::Time now) {
@@ -101,8 +134,9 @@ bool GenerateCall::LookAfterSlowReader(absl::Time now) {
   }
   const bool stuck_at_the_end = end_.has_value() && now - write_since_ > patience;
   if (!buffer_.TooSlow(now) && !stuck_at_the_end) return true;
-  buffer_.Clear();
+  ClearBuffer();
   if (!end_) CancelInEngine();
+  metrics_->SlowReaderEnded();
   FinishWith(WithErrorInfo(absl::ResourceExhaustedError(
                                absl::StrCat("the client reads too slowly: more than ",
                                             frontend_->slow_reader.max_pending_tokens,
@@ -113,16 +147,28 @@ bool GenerateCall::LookAfterSlowReader(absl::Time now) {
   return true;
 }
 
+void GenerateCall::ClearBuffer() {
+  if (!buffer_.empty()) metrics_->StreamBacklog(-1);
+  buffer_.Clear();
+}
+
 void GenerateCall::FinishWith(const absl::Status& status, absl::Time now) {
   if (finished_) return;
   finished_ = now;
+  more_.clear();
   Finish(EndOfCall(context_, status));
 }
 
-grpc::ByteBuffer GenerateCall::Message(const TokenDelta* delta, const RequestEnd* end) {
-  v1::GenerateResponse message;
+std::vector<v1::GenerateResponse> GenerateCall::Messages(const TokenDelta* delta,
+                                                         const RequestEnd* end) {
+  std::vector<v1::GenerateResponse> messages(1);
+  v1::GenerateResponse& message = messages[0];
   message.set_choice(0);
   if (!std::exchange(started_sent_, true)) *message.mutable_started() = prepared_.started;
+  if (delta != nullptr && prepared_.engine.score_from.has_value() && delta->first_index == 0) {
+    SetTokenScores(prepared_.engine.prompt_tokens, delta->prompt_logprobs,
+                   *frontend_->model->tokenizer, message.mutable_prompt_logprobs());
+  }
   std::string text;
   if (delta != nullptr) {
     message.set_token_index(delta->first_index);
@@ -139,12 +185,11 @@ grpc::ByteBuffer GenerateCall::Message(const TokenDelta* delta, const RequestEnd
     message.set_token_index(end != nullptr ? end->completion_tokens : 0);
     message.set_token_count(0);
   }
-  if (end != nullptr) {
-    text += end->tail_text;
-    SetFinished(*end, message.mutable_finished());
-  }
-  if (prepared_.send_text && !text.empty()) message.set_text(std::move(text));
-  return Serialize(message);
+  if (end != nullptr) text += end->tail_text;
+  if (!splitter_) splitter_.emplace(prepared_, /*choice=*/0);
+  if (prepared_.send_text) splitter_->Split(text, end != nullptr, &messages);
+  if (end != nullptr) splitter_->Finished(*end, messages.back().mutable_finished());
+  return messages;
 }
 
 void GenerateCall::OnWriteDone(bool ok) {
@@ -153,8 +198,11 @@ void GenerateCall::OnWriteDone(bool ok) {
     writing_ = false;
     if (!ok) {
       // The client has gone; the engine's end will find finished_ set or finish the call.
-      buffer_.Clear();
+      ClearBuffer();
       if (!end_) CancelInEngine();
+      const bool end_is_unsent = more_end_ && !more_.empty();
+      more_.clear();
+      if (end_is_unsent) Finish(grpc::Status::CANCELLED);
     }
   }
   Pump(absl::Now());

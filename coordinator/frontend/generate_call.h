@@ -1,18 +1,22 @@
 // Inference.Generate: one stream to one client.
 //
 // The engine's pieces go into a DeltaBuffer; Pump takes out all there is and writes it as one
-// message, one write at a time. A client that reads too slowly is ended with RESOURCE_EXHAUSTED,
-// and cut off when it does not even take that.
+// message (or as several, when it is text, reasoning and calls of tools), one write at a time. A
+// client that reads too slowly is ended with RESOURCE_EXHAUSTED, and cut off when it does not even
+// take that.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include "coordinator/frontend/answer_splitter.h"
 #include "coordinator/frontend/delta_buffer.h"
 #include "coordinator/frontend/generation_call.h"
 
@@ -27,7 +31,10 @@ class GenerateCall final : public GenerationCall,
                                                            const grpc::ByteBuffer& request);
 
   GenerateCall(const FrontendContext* frontend, grpc::CallbackServerContext* context)
-      : GenerationCall(frontend, context), buffer_(frontend->slow_reader) {}
+      : GenerationCall(frontend, context),
+        metrics_(frontend->metrics),
+        buffer_(frontend->slow_reader) {}
+  ~GenerateCall() override;
 
  private:
   void Refuse(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -38,16 +45,21 @@ class GenerateCall final : public GenerationCall,
 
   bool Pump(absl::Time now) override ABSL_LOCKS_EXCLUDED(mu_);
   bool LookAfterSlowReader(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ClearBuffer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishWith(const absl::Status& status, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // `delta` and `end` may be null. An error of `end` does not go into the message.
-  grpc::ByteBuffer Message(const TokenDelta* delta, const RequestEnd* end);
+  // At least one. `delta` and `end` may be null. An error of `end` does not go into the messages.
+  std::vector<v1::GenerateResponse> Messages(const TokenDelta* delta, const RequestEnd* end);
+  // Writes the next of more_.
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnCancel() override { CancelInEngine(); }
   void OnDone() override ABSL_LOCKS_EXCLUDED(mu_);
 
-  std::shared_ptr<GenerateCall> self_;  // until OnDone
-  bool started_sent_ = false;           // of whoever holds the right to write
+  EngineMetrics* const metrics_;            // outlives the call, which may outlive the frontend
+  std::shared_ptr<GenerateCall> self_;      // until OnDone
+  bool started_sent_ = false;               // of whoever holds the right to write
+  std::optional<AnswerSplitter> splitter_;  // the same
 
   absl::Mutex mu_;
   DeltaBuffer buffer_ ABSL_GUARDED_BY(mu_);
@@ -60,7 +72,9 @@ class GenerateCall final : public GenerationCall,
   std::optional<absl::Time> finished_ ABSL_GUARDED_BY(mu_);  // Finish has been called
   bool cut_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
-  grpc::ByteBuffer current_;  // of the write on its way
+  std::deque<grpc::ByteBuffer> more_ ABSL_GUARDED_BY(mu_);  // made, not yet written
+  bool more_end_ ABSL_GUARDED_BY(mu_) = false;              // its last one ends the call
+  grpc::ByteBuffer current_;                                // of the write on its way
 };
 
 }  // namespace bitshard

@@ -44,14 +44,19 @@ absl::StatusOr<GenerationCall::PrepareFn> GenerationCall::ParseGenerate(
 
 void GenerationCall::Begin(size_t bytes, absl::StatusOr<PrepareFn> prepare) {
   received_ = absl::Now();
+  if (bytes == 0 && !prepare.ok()) {  // not even an empty message came
+    Refuse(absl::CancelledError("the caller went before its request was there"));
+    return;
+  }
+  frontend_->metrics->Received(Face::kOwn);
   const auto deadline = context_->deadline();
   deadline_ = deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
                                                                        : absl::FromChrono(deadline);
   caller_ = CallerOf(*context_);
   trace_ = Metadata(*context_, "traceparent");
   if (!prepare.ok()) {
-    CountRefusal(RejectReason::kBadRequest);
-    Refuse(prepare.status());
+    frontend_->metrics->Refused(RejectReason::kBadRequest);
+    SendRefusal(prepare.status());
     return;
   }
   if (bytes <= kInlineBytes) {
@@ -61,36 +66,60 @@ void GenerationCall::Begin(size_t bytes, absl::StatusOr<PrepareFn> prepare) {
   const std::shared_ptr<GenerationCall> self = shared_from_this();
   const auto work = [self, prepare = *std::move(prepare)] { self->PrepareAndSubmit(prepare); };
   if (frontend_->background->Run(work)) return;
-  CountRefusal(RejectReason::kQueueFull);
-  Refuse(WithRetryInfo(absl::ResourceExhaustedError("too many long prompts wait to be tokenized"),
-                       absl::Seconds(1)));
+  frontend_->metrics->Refused(RejectReason::kQueueFull);
+  SendRefusal(
+      WithRetryInfo(absl::ResourceExhaustedError("too many long prompts wait to be tokenized"),
+                    absl::Seconds(1)));
 }
 
 void GenerationCall::PrepareAndSubmit(const PrepareFn& prepare) {
+  const absl::Time begin = absl::Now();
   absl::StatusOr<PreparedRequest> prepared = prepare();
-  absl::Status status = prepared.status();
-  if (status.ok()) {
-    prepared_ = *std::move(prepared);
-    status = Submit();
-  } else {
-    CountRefusal(ReasonOf(status));
+  frontend_->metrics->TokenizerTime(TokenizerOp::kRequest, absl::Now() - begin);
+  if (!prepared.ok()) {
+    frontend_->metrics->Refused(ReasonOf(prepared.status()));
+    return SendRefusal(prepared.status());
   }
-  if (status.ok()) return;
+  prepared_ = *std::move(prepared);
+  prepared_.constraint.has_value() ? CompileAndSubmit() : SubmitOrRefuse();
+}
+
+void GenerationCall::CompileAndSubmit() {
+  const auto done = [self = shared_from_this()](const GrammarCompiler::Result& grammar) {
+    if (grammar.ok()) {
+      self->prepared_.engine.grammar = *grammar;
+      return self->SubmitOrRefuse();
+    }
+    self->frontend_->metrics->Refused(absl::IsResourceExhausted(grammar.status())
+                                          ? RejectReason::kQueueFull
+                                          : RejectReason::kBadRequest);
+    self->SendRefusal(grammar.status());
+  };
+  if (frontend_->grammars == nullptr)
+    return done(absl::UnimplementedError("constraint: this service compiles none"));
+  frontend_->grammars->Compile(*prepared_.constraint, done);
+}
+
+void GenerationCall::SubmitOrRefuse() {
+  const absl::Status status = Submit();
+  if (!status.ok()) SendRefusal(status);
+}
+
+void GenerationCall::SendRefusal(const absl::Status& status) {
   LogInfo("request id={} event=refused code={} trace={} cause=\"{}\"",
           prepared_.started.request_id(), absl::StatusCodeToString(status.code()), trace_,
           absl::CHexEscape(status.message().substr(0, 256)));
+  frontend_->metrics->RefusalSent(absl::Now() - received_);
   Refuse(status);
-}
-
-void GenerationCall::CountRefusal(RejectReason reason) {
-  frontend_->metrics->Received();
-  frontend_->metrics->Rejected(reason);
 }
 
 absl::Status GenerationCall::Submit() {
   {
     absl::MutexLock lock(&cancel_mu_);
-    if (cancelled_) return absl::CancelledError("the caller has gone");
+    if (cancelled_) {
+      frontend_->metrics->Refused(RejectReason::kCancelled);
+      return absl::CancelledError("the caller has gone");
+    }
   }
   GenerateRequest request = prepared_.engine;
   request.caller = caller_;
@@ -98,6 +127,7 @@ absl::Status GenerationCall::Submit() {
   request.deadline = deadline_;
   ASSIGN_OR_RETURN(const RequestHandle handle,
                    frontend_->engine->Submit(std::move(request), shared_from_this()));
+  first_token_.Accepted();
   absl::MutexLock lock(&cancel_mu_);
   handle_ = handle;
   if (cancelled_) frontend_->engine->Cancel(handle);

@@ -16,10 +16,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include "coordinator/engine/engine.h"
+#include "coordinator/frontend/first_token.h"
 #include "coordinator/frontend/frontend_context.h"
 #include "coordinator/frontend/prepare_request.h"
 #include "coordinator/frontend/stream_writer.h"
@@ -32,7 +34,7 @@ class GenerationCall : public RequestSink,
                        public std::enable_shared_from_this<GenerationCall> {
  protected:
   GenerationCall(const FrontendContext* frontend, grpc::CallbackServerContext* context)
-      : frontend_(frontend), context_(context) {}
+      : frontend_(frontend), context_(context), first_token_(frontend->metrics) {}
 
   // Checks and tokenizes what was parsed.
   using PrepareFn = std::function<absl::StatusOr<PreparedRequest>()>;
@@ -50,6 +52,8 @@ class GenerationCall : public RequestSink,
   // Nobody wants the answer any more: the client has gone, its deadline has passed, or it reads too
   // slowly.
   void CancelInEngine() ABSL_LOCKS_EXCLUDED(cancel_mu_);
+  // The transport gets tokens of this request.
+  void TokensHanded() { first_token_.Handed(absl::Now() - received_); }
   void WakeWriter() { frontend_->writer->Wake(shared_from_this()); }
   // One line for the log.
   void LogEnd(const absl::Status& status, const RequestEnd& end) const;
@@ -60,13 +64,17 @@ class GenerationCall : public RequestSink,
 
  private:
   void PrepareAndSubmit(const PrepareFn& prepare);
+  // For a request with a constraint: submits once it is compiled, on the compiler's thread.
+  void CompileAndSubmit();
+  void SubmitOrRefuse();
   absl::Status Submit() ABSL_LOCKS_EXCLUDED(cancel_mu_);
-  // Of a request that the engine never saw; it counts the others itself.
-  void CountRefusal(RejectReason reason);
+  // Refuse, and how long it took.
+  void SendRefusal(const absl::Status& status);
 
   absl::Time received_;
   absl::Time deadline_;
   std::string caller_;
+  FirstTokenCount first_token_;
   std::string trace_;  // of the caller's traceparent, for the log
 
   absl::Mutex cancel_mu_;

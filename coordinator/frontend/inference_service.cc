@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "coordinator/frontend/complete_call.h"
 #include "coordinator/frontend/generate_call.h"
@@ -38,6 +39,18 @@ template <typename Base> using RawAbort = v1::Inference::WithRawCallbackMethod_A
 using RawInference = RawGenerate<RawComplete<RawScore<RawEmbed<RawTokenize<
     RawDetokenize<RawApplyChatTemplate<RawListModels<RawAbort<v1::Inference::Service>>>>>>>>>;
 
+// `method` of text_methods.h, its time counted.
+template <typename Request, typename Response>
+auto Timed(EngineMetrics* metrics, TokenizerOp op,
+           absl::Status (*method)(const ServedModel&, const Request&, Response*)) {
+  return [metrics, op, method](const ServedModel& model, const Request& in, Response* out) {
+    const absl::Time begin = absl::Now();
+    absl::Status status = method(model, in, out);
+    metrics->TokenizerTime(op, absl::Now() - begin);
+    return status;
+  };
+}
+
 class InferenceService final : public RawInference {
  public:
   explicit InferenceService(const FrontendContext* frontend) : frontend_(frontend) {}
@@ -63,18 +76,21 @@ class InferenceService final : public RawInference {
   }
   grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request,
                                      Bytes* response) override {
-    return AnswerText<v1::TokenizeRequest, v1::TokenizeResponse>(context, request, response,
-                                                                 &bitshard::Tokenize);
+    return AnswerText<v1::TokenizeRequest, v1::TokenizeResponse>(
+        context, request, response,
+        Timed(frontend_->metrics, TokenizerOp::kTokenize, &bitshard::Tokenize));
   }
   grpc::ServerUnaryReactor* Detokenize(Context* context, const Bytes* request,
                                        Bytes* response) override {
-    return AnswerText<v1::DetokenizeRequest, v1::DetokenizeResponse>(context, request, response,
-                                                                     &bitshard::Detokenize);
+    return AnswerText<v1::DetokenizeRequest, v1::DetokenizeResponse>(
+        context, request, response,
+        Timed(frontend_->metrics, TokenizerOp::kDetokenize, &bitshard::Detokenize));
   }
   grpc::ServerUnaryReactor* ApplyChatTemplate(Context* context, const Bytes* request,
                                               Bytes* response) override {
     return AnswerText<v1::ApplyChatTemplateRequest, v1::ApplyChatTemplateResponse>(
-        context, request, response, &bitshard::ApplyChatTemplate);
+        context, request, response,
+        Timed(frontend_->metrics, TokenizerOp::kTemplate, &bitshard::ApplyChatTemplate));
   }
   grpc::ServerUnaryReactor* ListModels(Context* context, const Bytes* request,
                                        Bytes* response) override {

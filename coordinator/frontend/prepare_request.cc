@@ -7,10 +7,14 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 
 #include "coordinator/engine/error_reason.h"
+#include "coordinator/engine/sampling.h"
+#include "coordinator/frontend/chat_prompt.h"
 #include "coordinator/frontend/field_errors.h"
 #include "kernels/base/status_macros.h"
+#include "proto/token_mask.h"
 
 namespace bitshard {
 namespace {
@@ -20,7 +24,6 @@ constexpr size_t kMaxStopBytes = 256;
 constexpr int kMaxStopTokens = 64;
 constexpr size_t kMaxIdBytes = 128;
 constexpr uint32_t kMaxTopLogprobs = 20;
-constexpr int kMaxMessages = 4096;
 // Longer than any token but runs of blanks.
 constexpr uint64_t kMaxBytesPerToken = 256;
 
@@ -29,11 +32,17 @@ uint64_t RandomBits() {
   return absl::Uniform<uint64_t>(generator);
 }
 
+std::vector<std::pair<uint32_t, float>> SortedBiases(const v1::Sampling& s) {
+  std::vector<std::pair<uint32_t, float>> biases(s.logit_bias().begin(), s.logit_bias().end());
+  std::sort(biases.begin(), biases.end());
+  return biases;
+}
+
 bool IsHeaderText(const std::string& text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= 0x21 && c <= 0x7e; });
 }
 
-void CheckSampling(const v1::Sampling& s, FieldErrors& errors) {
+void CheckSampling(const v1::Sampling& s, uint32_t vocabulary_size, FieldErrors& errors) {
   errors.CheckRange("sampling.temperature", s.temperature(), 0, 100);
   if (s.has_top_p()) errors.CheckRange("sampling.top_p", s.top_p(), 0, 1, /*open_low=*/true);
   errors.CheckRange("sampling.min_p", s.min_p(), 0, 1);
@@ -43,9 +52,21 @@ void CheckSampling(const v1::Sampling& s, FieldErrors& errors) {
     errors.CheckRange("sampling.repetition_penalty", s.repetition_penalty(), 0, 2,
                       /*open_low=*/true);
   }
-  for (const auto& [token, bias] : s.logit_bias()) {
-    errors.CheckRange(absl::StrCat("sampling.logit_bias[", token, "]"), bias, -100, 100);
+  if (s.logit_bias().size() > kMaxBiases) {
+    errors.Add("sampling.logit_bias",
+               absl::StrCat("at most ", kMaxBiases, " tokens, not ", s.logit_bias().size()));
+  } else {
+    for (const auto& [token, bias] : SortedBiases(s)) {
+      const std::string field = absl::StrCat("sampling.logit_bias[", token, "]");
+      errors.CheckRange(field, bias, -100, 100);
+      if (token >= vocabulary_size) {
+        errors.Add(field, absl::StrCat("the id must be below the vocabulary size ", vocabulary_size,
+                                       ", not ", token));
+      }
+    }
   }
+  CheckTokenIds(s.allowed_token_ids(), "sampling.allowed_token_ids", vocabulary_size, errors);
+  CheckTokenIds(s.banned_token_ids(), "sampling.banned_token_ids", vocabulary_size, errors);
 }
 
 void CheckStopping(const v1::Stopping& stop, uint32_t vocabulary_size, FieldErrors& errors) {
@@ -78,33 +99,37 @@ void CheckPrompt(const v1::GenerateRequest& request, const ServedModel& model,
       if (request.tokens().ids().empty()) errors.Add("tokens.ids", "must not be empty");
       CheckTokenIds(request.tokens().ids(), "tokens.ids", model.vocabulary_size, errors);
       break;
-    case v1::GenerateRequest::kChat: {
-      if (request.chat().messages().empty()) errors.Add("chat.messages", "must not be empty");
-      if (request.chat().messages_size() > kMaxMessages) {
-        errors.Add("chat.messages", absl::StrCat("at most ", kMaxMessages, ", not ",
-                                                 request.chat().messages_size()));
-        break;
-      }
-      uint64_t bytes = 0;
-      for (int i = 0; i < request.chat().messages_size(); ++i) {
-        bytes += request.chat().messages(i).content().size();
-        if (request.chat().messages(i).role().empty()) {
-          errors.Add(absl::StrCat("chat.messages[", i, "].role"),
-                     "must be set: \"system\", \"user\" or \"assistant\"");
-        }
-      }
-      if (bytes > MaxTextBytes(model)) {
-        errors.Add("chat.messages",
-                   absl::StrCat(bytes, " bytes cannot fit the context of ", model.context_tokens,
-                                " tokens"),
-                   kReasonPromptTooLong);
-      }
+    case v1::GenerateRequest::kChat:
+      CheckChat(request.chat(), model, "chat", errors);
       break;
-    }
     case v1::GenerateRequest::PROMPT_NOT_SET:
       errors.Add("prompt", "set one of text, tokens, chat");
       break;
   }
+}
+
+Constraint ConstraintOf(const v1::Constraint& in) {
+  Constraint out;
+  switch (in.kind_case()) {
+    case v1::Constraint::kJsonSchema:
+      out.kind = Constraint::Kind::kJsonSchema;
+      out.text = in.json_schema();
+      break;
+    case v1::Constraint::kRegex:
+      out.kind = Constraint::Kind::kRegex;
+      out.text = in.regex();
+      break;
+    case v1::Constraint::kGrammar:
+      out.kind = Constraint::Kind::kGrammar;
+      out.text = in.grammar();
+      break;
+    case v1::Constraint::kChoice:
+      out.options.assign(in.choice().options().begin(), in.choice().options().end());
+      break;
+    case v1::Constraint::KIND_NOT_SET:
+      break;
+  }
+  return out;
 }
 
 absl::Status CheckFields(const v1::GenerateRequest& request, const ServedModel& model) {
@@ -119,7 +144,7 @@ absl::Status CheckFields(const v1::GenerateRequest& request, const ServedModel& 
                             " tokens"),
                kReasonPromptTooLong);
   }
-  CheckSampling(request.sampling(), errors);
+  CheckSampling(request.sampling(), model.vocabulary_size, errors);
   CheckStopping(request.stop(), model.vocabulary_size, errors);
   if (request.output().top_logprobs() > kMaxTopLogprobs) {
     errors.Add("output.top_logprobs", absl::StrCat("at most ", kMaxTopLogprobs, ", not ",
@@ -141,25 +166,52 @@ absl::Status CheckBuilt(const v1::GenerateRequest& request) {
   const auto refuse = [&](bool used, absl::string_view field) {
     if (used) missing.emplace_back(field);
   };
-  const v1::Sampling& s = request.sampling();
-  refuse(s.presence_penalty() != 0, "sampling.presence_penalty");
-  refuse(s.frequency_penalty() != 0, "sampling.frequency_penalty");
-  refuse(s.has_repetition_penalty() && s.repetition_penalty() != 1, "sampling.repetition_penalty");
-  refuse(!s.logit_bias().empty(), "sampling.logit_bias");
-  refuse(request.output().prompt_logprobs(), "output.prompt_logprobs");
   refuse(request.output().status_events(), "output.status_events");
-  refuse(request.has_constraint(), "constraint");
   refuse(request.choices() > 1, "choices > 1");
-  refuse(request.service_class() == v1::SERVICE_CLASS_BATCH, "service_class = SERVICE_CLASS_BATCH");
   refuse(!request.adapter().empty(), "adapter");
   refuse(!request.media().empty(), "media");
   refuse(request.has_resume(), "resume");
   if (missing.empty()) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("not built yet: ", absl::StrJoin(missing, ", "),
-                   "; built: prompts as text, tokens or chat; max_tokens; sampling by temperature, "
-                   "top_k, top_p, min_p, seed; stop; "
-                   "output text, token_ids, logprobs, top_logprobs; priority"));
+  return absl::UnimplementedError(absl::StrCat(
+      "not built yet: ", absl::StrJoin(missing, ", "),
+      "; built: prompts as text, tokens or chat; max_tokens; sampling; stop; "
+      "output text, token_ids, logprobs, top_logprobs, prompt_logprobs; priority; service_class"));
+}
+
+// Penalties, biases, masks and min_tokens. REQUIRES: CheckFields, and what ends the request and
+// max_tokens are set.
+absl::Status SetEdits(const v1::GenerateRequest& request, const ServedModel& model,
+                      GenerateRequest& out) {
+  const v1::Sampling& s = request.sampling();
+  if (s.has_repetition_penalty()) out.repetition_penalty = s.repetition_penalty();
+  out.frequency_penalty = s.frequency_penalty();
+  out.presence_penalty = s.presence_penalty();
+  out.logit_bias = SortedBiases(s);
+  out.min_tokens = request.stop().min_tokens();
+  if (out.min_tokens > out.max_tokens) {
+    return BadFieldError("stop.min_tokens", absl::StrCat("must be at most max_tokens, here ",
+                                                         out.max_tokens, ", not ", out.min_tokens));
+  }
+  if (s.allowed_token_ids().empty() && s.banned_token_ids().empty()) return absl::OkStatus();
+  std::string mask =
+      MakeTokenMask(model.vocabulary_size, /*allowed=*/s.allowed_token_ids().empty());
+  for (const uint32_t token : s.allowed_token_ids()) AllowToken(token, &mask);
+  for (const uint32_t token : s.banned_token_ids()) ForbidToken(token, &mask);
+  out.allowed_tokens = mask;
+  // What is left for the first token must not be nothing.
+  if (out.min_tokens > 0) {
+    for (const int32_t token : EndTokensOf(out, *model.tokenizer)) {
+      if (static_cast<uint32_t>(token) < model.vocabulary_size)
+        ForbidToken(static_cast<uint32_t>(token), &mask);
+    }
+  }
+  for (uint32_t token = 0; token < model.vocabulary_size; ++token) {
+    if (MaskAllows(mask, token)) return absl::OkStatus();
+  }
+  return BadFieldError(
+      s.allowed_token_ids().empty() ? "sampling.banned_token_ids" : "sampling.allowed_token_ids",
+      "with the banned ones, and the end tokens if stop.min_tokens is set, taken "
+      "away no token is left; allow more");
 }
 
 }  // namespace
@@ -221,47 +273,29 @@ absl::Status CheckModelName(const ServedModel& model, const std::string& name) {
       "MODEL_NOT_FOUND");
 }
 
-absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& model,
-                                       const std::string& field) {
-  std::vector<std::string> missing;
-  if (!chat.tools().empty()) missing.push_back(absl::StrCat(field, ".tools"));
-  if (!chat.template_variables_json().empty())
-    missing.push_back(absl::StrCat(field, ".template_variables_json"));
-  std::vector<ChatMessage> messages;
-  messages.reserve(chat.messages_size());
-  for (int i = 0; i < chat.messages_size(); ++i) {
-    const v1::ChatMessage& message = chat.messages(i);
-    const std::string where = absl::StrCat(field, ".messages[", i, "].");
-    if (!message.media().empty()) missing.push_back(where + "media");
-    if (!message.tool_calls().empty()) missing.push_back(where + "tool_calls");
-    if (!message.tool_call_id().empty()) missing.push_back(where + "tool_call_id");
-    if (!message.name().empty()) missing.push_back(where + "name");
-    if (!message.reasoning().empty()) missing.push_back(where + "reasoning");
-    if (missing.size() > 16) break;
-    messages.push_back({message.role(), message.content()});
+// How the answer to a chat is taken apart; it stays text where the caller wants it raw, and where
+// it has a form of the caller's own.
+void SetAnswerFormat(const v1::GenerateRequest& request, const ServedModel& model,
+                     const RenderedChat& rendered, PreparedRequest& prepared) {
+  const v1::OutputOptions& output = request.output();
+  const bool raw = (output.has_skip_special_tokens() && !output.skip_special_tokens()) ||
+                   (output.has_text() && !output.text());
+  if (raw || request.has_constraint() || model.output_format == nullptr) return;
+  const OutputFormat* format = model.output_format;
+  const std::shared_ptr<const std::vector<ChatTool>> tools = ToolsOf(request.chat());
+  // The end of the prompt, the template's own, tells whether the model goes on in its reasoning.
+  constexpr size_t kTail = 256;
+  size_t begin = rendered.text.size() - std::min(rendered.text.size(), kTail);
+  if (!rendered.plain.empty()) begin = std::max(begin, rendered.plain.back().end);
+  prepared.new_parser = [format, tools, tail = rendered.text.substr(begin)] {
+    return format->Make({.prompt = tail, .tools = tools});
+  };
+  for (const std::string_view marker : format->Markers(!tools->empty())) {
+    const std::optional<int32_t> id = model.tokenizer->TokenToId(marker);
+    if (id.has_value() && model.tokenizer->IsSpecial(*id)) {
+      prepared.engine.visible_tokens.push_back(*id);
+    }
   }
-  if (!missing.empty()) {
-    return absl::UnimplementedError(
-        absl::StrCat("not built yet: ", absl::StrJoin(missing, ", "),
-                     "; built: messages with role and content, add_generation_prompt"));
-  }
-  if (model.chat_template == nullptr) {
-    return absl::UnimplementedError(absl::StrCat(
-        field, ": ",
-        model.chat_refusal.ok() ? "this model has no chat template" : model.chat_refusal.message(),
-        "; send text or tokens instead"));
-  }
-  absl::StatusOr<std::string> rendered = model.chat_template->Render(
-      messages, chat.has_add_generation_prompt() ? chat.add_generation_prompt() : true);
-  if (rendered.ok() || rendered.status().code() == absl::StatusCode::kUnimplemented)
-    return rendered;
-  return BadFieldError(field, rendered.status().message());
-}
-
-absl::StatusOr<std::vector<int32_t>> TokenizeChat(const std::string& rendered,
-                                                  const ServedModel& model) {
-  // The template writes the control tokens, BOS included.
-  return model.tokenizer->Encode(rendered, {.add_special = false, .parse_special = true});
 }
 
 absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& request,
@@ -281,8 +315,10 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
     ASSIGN_OR_RETURN(out.prompt_tokens, model.tokenizer->Encode(request.text(), EncodeOptions()));
   } else {
     prompt_field = "chat";
-    ASSIGN_OR_RETURN(const std::string rendered, RenderChat(request.chat(), model, "chat"));
+    ASSIGN_OR_RETURN(const RenderedChat rendered,
+                     RenderChat(request.chat(), model, "chat", absl::Now()));
     ASSIGN_OR_RETURN(out.prompt_tokens, TokenizeChat(rendered, model));
+    SetAnswerFormat(request, model, rendered, prepared);
   }
   const uint64_t prompt_tokens = out.prompt_tokens.size();
   RETURN_IF_ERROR(CheckPromptTokens(out.prompt_tokens, prompt_field, model));
@@ -312,6 +348,7 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
   out.seed = s.has_seed() ? s.seed() : RandomBits();
   out.top_logprobs = request.output().top_logprobs();
   out.logprobs = request.output().logprobs() || out.top_logprobs > 0;
+  if (request.output().prompt_logprobs()) out.score_from = 0;
   out.stop.assign(request.stop().strings().begin(), request.stop().strings().end());
   out.stop_token_ids.assign(request.stop().token_ids().begin(), request.stop().token_ids().end());
   if (!request.stop().ignore_eos()) {
@@ -320,11 +357,15 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
   }
   out.include_stop = request.stop().include_matched();
   out.ignore_eos = request.stop().ignore_eos();
+  RETURN_IF_ERROR(SetEdits(request, model, out));
   out.skip_special_tokens =
       request.output().has_skip_special_tokens() ? request.output().skip_special_tokens() : true;
   out.priority = request.priority();
+  out.batch = request.service_class() == v1::SERVICE_CLASS_BATCH;
+  out.cache_salt = request.cache_salt();
   prepared.send_text = request.output().has_text() ? request.output().text() : true;
   prepared.send_token_ids = request.output().token_ids();
+  if (request.has_constraint()) prepared.constraint = ConstraintOf(request.constraint());
 
   prepared.started.set_request_id(out.request_id);
   prepared.started.set_model(model.names.front());

@@ -5,6 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,14 +18,19 @@
 #include "coordinator/engine/engine.h"
 #include "coordinator/frontend/field_errors.h"
 #include "coordinator/frontend/served_model.h"
+#include "coordinator/grammar/constraint.h"
+#include "coordinator/text/output_parser.h"
 #include "proto/inference.pb.h"
 
 namespace bitshard {
 
 struct PreparedRequest {
   GenerateRequest engine;
+  std::optional<Constraint> constraint;  // not looked at yet; its grammar goes into `engine`
   bool send_text = true;
   bool send_token_ids = false;
+  // Makes what takes a choice's text apart; null when all of it is text.
+  std::function<std::unique_ptr<OutputParser>()> new_parser;
   v1::Started started;  // goes into the first message
 };
 
@@ -44,12 +52,6 @@ void CheckText(const std::string& text, const ServedModel& model, FieldErrors& e
 absl::Status CheckPromptTokens(const std::vector<int32_t>& tokens, const std::string& field,
                                const ServedModel& model);
 std::string DrawRequestId();
-
-// The prompt of a conversation. `field`: where it stands in the request, for errors.
-absl::StatusOr<std::string> RenderChat(const v1::Chat& chat, const ServedModel& model,
-                                       const std::string& field);
-absl::StatusOr<std::vector<int32_t>> TokenizeChat(const std::string& rendered,
-                                                  const ServedModel& model);
 
 // Bytes of text beyond which it cannot fit the context, whatever its tokens: refused without
 // tokenizing.

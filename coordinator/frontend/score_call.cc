@@ -16,11 +16,7 @@ void FillAnswer(const GenerateRequest& request, const RequestEnd& end, const Tok
   // The first token has nothing before it.
   const size_t first = std::min<size_t>(std::max<uint32_t>(1, *request.score_from), tokens.size());
   CHECK_EQ(end.scores.size(), tokens.size() - first);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    v1::TokenLogprobs& out = *answer->add_logprobs();
-    SetLogprobs(tokens[i], i < first ? TokenLogprobs() : end.scores[i - first], tokenizer, &out);
-    if (i < first) out.mutable_chosen()->clear_logprob();
-  }
+  SetTokenScores(tokens, end.scores, tokenizer, answer->mutable_logprobs());
   SetUsage(end, answer->mutable_usage());
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 
 #include "coordinator/text/chat_template.h"
+#include "coordinator/text/output_parser.h"
 #include "coordinator/text/tokenizer.h"
 
 namespace bitshard {
@@ -27,6 +28,7 @@ struct ServedModel {
   const Tokenizer* tokenizer = nullptr;         // outlives the frontend
   const ChatTemplate* chat_template = nullptr;  // may be null: then chat_refusal says why
   absl::Status chat_refusal;
+  const OutputFormat* output_format = nullptr;  // of chat_template; may be null
 };
 
 // OK when `name` is empty or one of the model's names, else NOT_FOUND.

@@ -10,7 +10,9 @@
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
 
+#include "coordinator/frontend/call_metrics.h"
 #include "coordinator/frontend/inference_service.h"
+#include "coordinator/frontend/load_trailer.h"
 #include "kernels/base/status_macros.h"
 
 namespace bitshard {
@@ -48,7 +50,8 @@ class Plugins final : public grpc::ServerBuilderOption {
 absl::StatusOr<std::unique_ptr<grpc::Server>> Open(const std::string& what, const std::string& host,
                                                    int port, bool reflection,
                                                    const std::vector<grpc::Service*>& services,
-                                                   int* chosen) {
+                                                   EngineMetrics* metrics, int* chosen,
+                                                   const Engine* load_of = nullptr) {
   grpc::ServerBuilder builder;
   builder.SetOption(std::make_unique<Plugins>(reflection));
   builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
@@ -67,6 +70,10 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Open(const std::string& what, cons
   builder.SetResourceQuota(quota);
   builder.AddListeningPort(absl::StrCat(host, ":", port), grpc::InsecureServerCredentials(),
                            chosen);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(MakeCallMetrics(metrics));
+  if (load_of != nullptr) interceptors.push_back(MakeLoadTrailer(load_of));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || *chosen == 0) {
@@ -97,12 +104,19 @@ absl::StatusOr<std::unique_ptr<FrontendServer>> FrontendServer::Start(Options op
   frontend.writer = server->writer_.get();
   frontend.background = server->background_.get();
   frontend.slow_reader = server->options_.slow_reader;
+  frontend.grammars = server->options_.grammars;
 
   AdminSources& admin = server->options_.admin;
   admin.engine = engine;
   admin.model = model;
   admin.readiness = server->readiness_.get();
   admin.writer = server->writer_.get();
+  // The answer to Drain comes when nobody is sent here any more.
+  admin.drain = [readiness = server->readiness_.get(),
+                 begin = std::move(admin.drain)](std::optional<absl::Duration> timeout) {
+    readiness->SetDraining();
+    begin(timeout);
+  };
 
   server->inference_ = MakeInferenceService(&server->frontend_);
   server->admin_ = MakeAdminService(&admin);
@@ -110,16 +124,16 @@ absl::StatusOr<std::unique_ptr<FrontendServer>> FrontendServer::Start(Options op
 
   const Options& o = server->options_;
   ASSIGN_OR_RETURN(server->health_server_,
-                   Open("--health-port", o.host, o.health_port, /*reflection=*/false,
-                        {server->health_services_[0].get()}, &server->ports_.health));
-  ASSIGN_OR_RETURN(
-      server->admin_server_,
-      Open("--admin-port", o.admin_host, o.admin_port, /*reflection=*/true,
-           {server->admin_.get(), server->health_services_[1].get()}, &server->ports_.admin));
+                   Open("--health-port", o.host, o.health_port, o.reflection,
+                        {server->health_services_[0].get()}, metrics, &server->ports_.health));
+  ASSIGN_OR_RETURN(server->admin_server_,
+                   Open("--admin-port", o.admin_host, o.admin_port, /*reflection=*/true,
+                        {server->admin_.get(), server->health_services_[1].get()}, metrics,
+                        &server->ports_.admin));
   ASSIGN_OR_RETURN(server->inference_server_,
                    Open("--port", o.host, o.port, o.reflection,
-                        {server->inference_.get(), server->health_services_[2].get()},
-                        &server->ports_.inference));
+                        {server->inference_.get(), server->health_services_[2].get()}, metrics,
+                        &server->ports_.inference, /*load_of=*/engine));
   return server;
 }
 

@@ -27,9 +27,11 @@ class FrontendServer {
     int port = 0;  // 0 = pick one
     int admin_port = 0;
     int health_port = 0;
-    bool reflection = true;  // on the public port; the admin port always has it
+    bool reflection = true;  // on the public and health ports; the admin port always has it
     absl::Duration stall_timeout = absl::Seconds(5);
     SlowReaderPolicy slow_reader;
+    GrammarCompiler* grammars =
+        nullptr;         // outlives the server; null: constraints are UNIMPLEMENTED
     AdminSources admin;  // engine, model, readiness and writer are filled in here
   };
   struct Ports {

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
+#include "coordinator/frontend/chat_prompt.h"
 #include "coordinator/frontend/prepare_request.h"
 #include "kernels/base/status_macros.h"
 #include "proto/status_details.h"
@@ -62,18 +64,13 @@ absl::Status ApplyChatTemplate(const ServedModel& model,
                                const v1::ApplyChatTemplateRequest& request,
                                v1::ApplyChatTemplateResponse* response) {
   RETURN_IF_ERROR(CheckModelName(model, request.model()));
-  if (request.chat().messages().empty()) return BadFieldError("chat.messages", "must not be empty");
-  uint64_t bytes = 0;
-  for (const v1::ChatMessage& message : request.chat().messages())
-    bytes += message.content().size();
-  if (bytes > MaxTextBytes(model)) {
-    return BadFieldError(
-        "chat.messages",
-        absl::StrCat(bytes, " bytes are more than ", MaxTextBytes(model),
-                     ", far beyond the context of ", model.context_tokens, " tokens"));
-  }
-  ASSIGN_OR_RETURN(*response->mutable_text(), RenderChat(request.chat(), model, "chat"));
-  ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, TokenizeChat(response->text(), model));
+  FieldErrors errors;
+  CheckChat(request.chat(), model, "chat", errors);
+  RETURN_IF_ERROR(errors.ToStatus());
+  ASSIGN_OR_RETURN(const RenderedChat rendered,
+                   RenderChat(request.chat(), model, "chat", absl::Now()));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, TokenizeChat(rendered, model));
+  response->set_text(rendered.text);
   for (const int32_t token : tokens) response->add_token_ids(static_cast<uint32_t>(token));
   return absl::OkStatus();
 }
@@ -91,6 +88,11 @@ absl::Status ListModels(const ServedModel& model, const v1::ListModelsRequest&,
     out.set_kv_cache_type(model.kv_cache_type);
     out.set_activations(model.activations);
     out.set_chat(model.chat_template != nullptr);
+    if (model.output_format == nullptr) continue;
+    if (const std::string_view format = model.output_format->tool_call_name(); !format.empty())
+      out.set_tool_call_format(std::string(format));
+    if (const std::string_view format = model.output_format->reasoning_name(); !format.empty())
+      out.set_reasoning_format(std::string(format));
   }
   return absl::OkStatus();
 }

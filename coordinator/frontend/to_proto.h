@@ -1,6 +1,8 @@
 // The engine's words into the public ones.
 #pragma once
 
+#include <vector>
+
 #include "absl/time/time.h"
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/timestamp.pb.h"
@@ -19,11 +21,25 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* out);
 void SetLogprobs(int32_t token, const TokenLogprobs& logprobs, const Tokenizer& tokenizer,
                  v1::TokenLogprobs* out);
 
+// One a token; those before `scores` begin have no log-probability. REQUIRES: scores.size() <=
+// tokens.size().
+void SetTokenScores(const std::vector<int32_t>& tokens, const std::vector<TokenLogprobs>& scores,
+                    const Tokenizer& tokenizer,
+                    google::protobuf::RepeatedPtrField<v1::TokenLogprobs>* out);
+
 void SetUsage(const RequestEnd& end, v1::Usage* out);
 
 // REQUIRES: end.status is OK.
 void SetFinished(const RequestEnd& end, v1::Finished* out);
 
-void SetLoad(const EngineStats& stats, uint32_t block_tokens, v1::Load* out);
+// What of the load is fixed, or not the engine's.
+struct LoadBounds {
+  uint32_t block_tokens = 16;
+  uint32_t max_waiting = 0;         // requests
+  uint64_t max_waiting_tokens = 0;  // prompt tokens
+};
+
+void SetLoad(const EngineStats& stats, const LoadBounds& bounds, bool draining, absl::Time now,
+             v1::Load* out);
 
 }  // namespace bitshard

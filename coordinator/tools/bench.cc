@@ -74,11 +74,14 @@ absl::StatusOr<std::vector<uint32_t>> Numbers(const std::string& flag,
 
 absl::StatusOr<Options> OptionsFromFlags(const std::vector<std::string>& args) {
   Options options;
-  if (args.size() > 1 || (absl::GetFlag(FLAGS_local) && args.empty())) {
+  if (absl::GetFlag(FLAGS_local) && args.size() != 1) {
     return absl::InvalidArgumentError(
-        "--local needs exactly one model, a GGUF file or a Hugging Face folder; without --local "
-        "one "
-        "may be given");
+        "--local needs exactly one model: a GGUF file or a Hugging Face folder");
+  }
+  if (args.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("takes one model at most, that of the running service: \"", args[0],
+                     "\" or \"", args[1], "\"?"));
   }
   if (!args.empty()) options.model = args[0];
   if (absl::GetFlag(FLAGS_local) && !absl::GetFlag(FLAGS_admin_address).empty()) {
@@ -125,13 +128,28 @@ absl::StatusOr<Options> OptionsFromFlags(const std::vector<std::string>& args) {
   return options;
 }
 
+absl::Status CheckContext(const std::vector<BenchCase>& cases, uint64_t context) {
+  for (const BenchCase& what : cases) {
+    if (uint64_t{what.prompt_tokens} + what.output_tokens > context) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what.Name(), ": ", what.prompt_tokens, " + ", what.output_tokens,
+                       " tokens exceed the model's context of ", context,
+                       "; choose a smaller --prefill, --context or --decode"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<BenchRun> RunAll(const Options& options) {
   const auto stop = [] { return interrupted.load(); };
   ProgressBar progress;
   BenchTarget target;
   BenchRun run;
   run.local = absl::GetFlag(FLAGS_local);
-  if (!options.model.empty()) RETURN_IF_ERROR(target.ReadModel(options.model));
+  if (!options.model.empty()) {
+    RETURN_IF_ERROR(target.ReadModel(options.model));
+    RETURN_IF_ERROR(CheckContext(options.cases, target.context_tokens()));  // before a start
+  }
   int threads = 0;
   if (run.local) {
     progress.Phase("starting the service");
@@ -146,14 +164,7 @@ absl::StatusOr<BenchRun> RunAll(const Options& options) {
   run.fingerprint = model.fingerprint();
   run.activations = model.activations();
   run.kv_cache_type = model.kv_cache_type();
-  for (const BenchCase& what : options.cases) {
-    if (uint64_t{what.prompt_tokens} + what.output_tokens > model.context_tokens()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(what.Name(), ": ", what.prompt_tokens, " + ", what.output_tokens,
-                       " tokens exceed the model's context of ", model.context_tokens(),
-                       "; choose a smaller --prefill, --context or --decode"));
-    }
-  }
+  RETURN_IF_ERROR(CheckContext(options.cases, model.context_tokens()));
   RETURN_IF_ERROR(target.FillBounds(&run));
   const int64_t seed = absl::GetFlag(FLAGS_seed);
   ASSIGN_OR_RETURN(BenchPrompts prompts, target.MakePrompts(model, absl::GetFlag(FLAGS_prompt_file),
@@ -167,14 +178,14 @@ absl::StatusOr<BenchRun> RunAll(const Options& options) {
   run.bounds.peaks.emplace();
 
   const auto cpu_clock = [&target] { return target.CpuSeconds(); };
-  // Of a small model all tokens may come at once, when this process was not run meanwhile: by
-  // chance, hence tried again.
+  // Tokens may come in bursts, of a small model all at once, when this process was not run
+  // meanwhile: by chance, hence tried again.
   constexpr int kTries = 5;
   const auto measure = [&](const BenchCase& what) {
     absl::StatusOr<BenchSample> sample;
     for (int i = 0; i < kTries; ++i) {
       sample = RunBenchCase(target.inference(), run.model, what, prompts, cpu_clock, stop);
-      if (!absl::IsFailedPrecondition(sample.status())) break;
+      if (sample.ok() ? !sample->burst : !absl::IsFailedPrecondition(sample.status())) break;
     }
     return sample;
   };
@@ -274,8 +285,14 @@ const RegisterVerb kRegistered({
         "  of int peak           2 x layer parameters x tokens per second / measured rate of "
         "integer multiply-adds\n"
         "                        (a16 multiplies twice: 50 % is all it can have)\n"
-        "  The last two need --local, or MODEL and --admin-address of a service on this "
-        "machine.\n\n"
+        "  The last two are shares of what this machine can do: the service must run here. \"of "
+        "read peak\" is printed for\n"
+        "  decode lines, with --local, MODEL or --admin-address (which tell the bytes); \"of int "
+        "peak\" with --local or MODEL\n"
+        "  (which tell the parameters); else there is \"-\". The share by CPU time needs --local.\n"
+        "Lines under the table name the rows that cannot be right, and why: a busy machine that "
+        "did not run this program\n"
+        "in time, or a share above 100 %.\n\n"
         "  --prefill=N,N         lengths of prefill lines (512); empty = none\n"
         "  --decode=N            tokens of decode lines (64); 0 = none\n"
         "  --context=C,C         contexts of decode lines (0,2048)\n"

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -40,6 +41,9 @@ v1::GenerateRequest RequestOf(const std::string& model, const BenchCase& bench_c
   request.mutable_sampling()->set_temperature(0);
   request.mutable_stop()->set_ignore_eos(true);
   request.mutable_output()->set_text(false);
+  // Nothing of it may be in the service's prefix cache, not from an earlier run with this seed.
+  absl::BitGen random;
+  request.set_cache_salt(absl::StrCat("bench-", absl::Hex(absl::Uniform<uint64_t>(random))));
   return request;
 }
 
@@ -53,6 +57,10 @@ absl::Status Read(v1::Inference::Stub& stub, const v1::GenerateRequest& request,
   v1::GenerateResponse piece;
   uint32_t tokens = 0;
   while (reader->Read(&piece)) {
+    if (piece.has_finished()) {
+      const auto& decode = piece.finished().usage().decode_time();
+      stream->decode_s = static_cast<double>(decode.seconds()) + 1e-9 * decode.nanos();
+    }
     if (piece.token_count() == 0) continue;
     tokens += piece.token_count();
     stream->arrivals.push_back({Now(), piece.token_count(), cpu_clock()});
@@ -69,6 +77,22 @@ absl::Status Read(v1::Inference::Stub& stub, const v1::GenerateRequest& request,
 std::optional<double> Difference(std::optional<double> end, std::optional<double> begin) {
   if (!end || !begin) return std::nullopt;
   return *end - *begin;
+}
+
+// Tokens came in less than three quarters of the time in which the service made them; or half of
+// them at once, that is, ten times as fast as it makes one on average.
+bool CameInBurst(const BenchStream& stream) {
+  if (stream.decode_s <= 0 || stream.arrivals.size() < 2) return false;
+  const std::vector<BenchArrival>& arrivals = stream.arrivals;
+  if (arrivals.back().at_s - arrivals.front().at_s < 0.75 * stream.decode_s) return true;
+  std::vector<double> gaps;
+  for (size_t i = 1; i < arrivals.size(); ++i) {
+    const double gap = (arrivals[i].at_s - arrivals[i - 1].at_s) / arrivals[i].tokens;
+    gaps.insert(gaps.end(), arrivals[i].tokens, gap);
+  }
+  const auto middle = gaps.begin() + static_cast<ptrdiff_t>(gaps.size() / 2);
+  std::nth_element(gaps.begin(), middle, gaps.end());
+  return *middle < 0.1 * stream.decode_s / static_cast<double>(gaps.size());
 }
 
 }  // namespace
@@ -103,6 +127,7 @@ absl::StatusOr<BenchSample> SampleOf(const BenchCase& bench_case,
     sample.cpu_s = Difference(stream.arrivals.front().cpu_s, stream.sent_cpu_s);
     return sample;
   }
+  for (const BenchStream& stream : streams) sample.burst |= CameInBurst(stream);
   // The phase begins with the first token of the sequence that began last, and ends with that
   // sequence's last token before any sequence ended.
   const BenchStream* latest = &streams.front();

@@ -36,6 +36,9 @@ struct BenchSample {
   double wall_s = 0;            // of the timed phase
   std::optional<double> cpu_s;  // of the service's processes meanwhile
   std::vector<double> ttft_s;   // from request to first token, one a sequence
+  // Tokens of a sequence came faster than the service says that it generated them: they had waited
+  // for us. Rate and gaps are wrong then.
+  bool burst = false;
   std::vector<double>
       gaps_s;  // between tokens in the timed phase; those of one message share theirs
 };
@@ -79,6 +82,8 @@ struct BenchStream {
   double sent_at_s = 0;
   std::optional<double> sent_cpu_s;
   std::vector<BenchArrival> arrivals;  // one a message, in order; none is empty
+  // From the first token to the last by the service's own clock; 0 = it does not say.
+  double decode_s = 0;
 };
 
 // The sample that the streams of one run make. FAILED_PRECONDITION when there was no time in which

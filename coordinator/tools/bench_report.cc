@@ -78,6 +78,30 @@ std::string Percent(std::optional<double> share, std::optional<double> share_cpu
   return absl::StrFormat("%.1f / %.1f %%", 100 * *share, 100 * *share_cpu);
 }
 
+std::vector<std::string> Doubts(const BenchLine& line, const BenchFigures& figures) {
+  std::vector<std::string> doubts;
+  const auto bursts = std::count_if(line.samples.begin(), line.samples.end(),
+                                    [](const BenchSample& sample) { return sample.burst; });
+  if (bursts > 0) {
+    doubts.push_back(
+        absl::StrCat("in ", bursts, " of ", line.samples.size(),
+                     " measurements tokens came in bursts, faster than the service made them: the "
+                     "machine was busy and did not run this program in time"));
+  }
+  const auto above = [&doubts](const char* peak, std::optional<double> share,
+                               std::optional<double> share_cpu, const char* why) {
+    const double most = std::max(share.value_or(0), share_cpu.value_or(0));
+    if (most > 1)
+      doubts.push_back(absl::StrFormat("%.0f %% of the %s peak: %s", 100 * most, peak, why));
+  };
+  above("read", figures.read_share, figures.read_share_cpu,
+        "the machine was busy while the peak or the row was measured, or the weights fit into the "
+        "CPU's caches and are not read from memory");
+  above("integer", figures.int_share, figures.int_share_cpu,
+        "the machine was busy while the peak or the row was measured");
+  return doubts;
+}
+
 Json LineJson(const BenchLine& line, const BenchBounds& bounds) {
   const BenchFigures figures = FiguresOf(line, bounds);
   Json samples = Json::array();
@@ -85,6 +109,7 @@ Json LineJson(const BenchLine& line, const BenchBounds& bounds) {
     samples.push_back({{"tokens", sample.tokens},
                        {"wall_s", sample.wall_s},
                        {"cpu_s", OrNull(sample.cpu_s)},
+                       {"burst", sample.burst},
                        {"ttft_ms", Milliseconds(sample.ttft_s)},
                        {"gaps_ms", Milliseconds(sample.gaps_s)}});
   }
@@ -103,6 +128,7 @@ Json LineJson(const BenchLine& line, const BenchBounds& bounds) {
             {"read_share_cpu", OrNull(figures.read_share_cpu)},
             {"int_share", OrNull(figures.int_share)},
             {"int_share_cpu", OrNull(figures.int_share_cpu)}}},
+          {"doubts", figures.doubts},
           {"samples", samples}};
 }
 
@@ -149,6 +175,7 @@ BenchFigures FiguresOf(const BenchLine& line, const BenchBounds& bounds) {
     figures.int_share = Share(figures.tokens_per_s, ops, bounds.peaks->int_ops_per_s);
     figures.int_share_cpu = Share(figures.tokens_per_cpu_s, ops, bounds.peaks->int_ops_per_cpu_s);
   }
+  figures.doubts = Doubts(line, figures);
   return figures;
 }
 
@@ -196,6 +223,16 @@ std::string BenchTable(const BenchRun& run) {
       absl::StrAppendFormat(&text, "  %*s", static_cast<int>(widths[i]), row[i]);
     absl::StrAppend(&out, text, "\n");
   }
+  bool doubted = false;
+  for (const BenchLine& line : run.lines) {
+    for (const std::string& doubt : FiguresOf(line, run.bounds).doubts) {
+      absl::StrAppend(&out, doubted ? "" : "\n", "cannot be right: ", line.what.Name(), ": ", doubt,
+                      "\n");
+      doubted = true;
+    }
+  }
+  if (doubted)
+    out += "Measure again when nothing else runs, or with fewer --threads than there are CPUs.\n";
   return out;
 }
 

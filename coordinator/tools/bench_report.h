@@ -40,6 +40,8 @@ struct BenchFigures {
   std::optional<double> gap_p50_s, gap_p99_s;  // over the gaps of all samples
   // Of the measured peaks, 0 to 1: by the clock, and by CPU time.
   std::optional<double> read_share, read_share_cpu, int_share, int_share_cpu;
+  // Why these figures cannot be right, in words; empty = nothing speaks against them.
+  std::vector<std::string> doubts;
 };
 // REQUIRES: at least one sample.
 BenchFigures FiguresOf(const BenchLine& line, const BenchBounds& bounds);

@@ -10,6 +10,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "coordinator/checkpoint/checkpoint.h"
+#include "coordinator/tools/client.h"
 #include "kernels/base/status_macros.h"
 #include "proto/status_map.h"
 
@@ -42,6 +43,7 @@ absl::Status BenchTarget::ReadModel(const std::string& path) {
   layer_parameters_ = parameters;
   stored_bytes_ = bytes;
   const ModelConfig& config = checkpoint.config;
+  context_tokens_ = config.context_length;
   cache_numbers_ = uint64_t{2} * config.layers * config.kv_heads * config.head_dim;
   return absl::OkStatus();
 }
@@ -65,6 +67,7 @@ absl::Status BenchTarget::StartService(LocalServiceOptions options,
 void BenchTarget::Connect(const std::string& address, const std::string& admin_address) {
   inference_ =
       v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  admin_address_ = admin_address;
   if (!admin_address.empty()) {
     admin_ =
         v1::Admin::NewStub(grpc::CreateChannel(admin_address, grpc::InsecureChannelCredentials()));
@@ -135,7 +138,7 @@ absl::Status BenchTarget::FillBounds(BenchRun* run) {
   SetDeadline(&memory_context);
   v1::GetStatusResponse status;
   grpc::Status called = admin_->GetStatus(&status_context, v1::GetStatusRequest(), &status);
-  if (!called.ok()) return FromGrpc(called);
+  if (!called.ok()) return AdminError(admin_address_, called);
   run->workers = static_cast<int>(status.status().world());
   uint64_t weights = 0, cache = 0;
   for (const v1::RankStatus& rank : status.status().ranks()) weights += rank.weight_bytes();
@@ -144,7 +147,7 @@ absl::Status BenchTarget::FillBounds(BenchRun* run) {
   v1::GetMemoryReportResponse memory;
   called = admin_->GetMemoryReport(&memory_context, v1::GetMemoryReportRequest(), &memory);
   if (called.error_code() == grpc::StatusCode::UNIMPLEMENTED) return absl::OkStatus();
-  if (!called.ok()) return FromGrpc(called);
+  if (!called.ok()) return AdminError(admin_address_, called);
   for (const v1::RankMemory& rank : memory.ranks()) cache += rank.kv_cache_bytes();
   const v1::Load& load = status.status().load();
   const uint64_t cache_tokens = uint64_t{load.blocks().total()} * load.block_tokens();

@@ -23,6 +23,8 @@ class BenchTarget {
  public:
   // What the headers of the model's files say of the work: its parameters and bytes.
   absl::Status ReadModel(const std::string& path);
+  // Of the model that was read; 0 = none.
+  uint64_t context_tokens() const { return context_tokens_; }
 
   // Either starts a service, quietly, which ends with this object; or uses one that runs.
   // `admin_address` may be "": then nothing is known of its memory.
@@ -47,8 +49,10 @@ class BenchTarget {
   std::vector<clockid_t> cpu_clocks_;
   std::unique_ptr<v1::Inference::Stub> inference_;
   std::unique_ptr<v1::Admin::Stub> admin_;
+  std::string admin_address_;
   // Of the files.
   std::optional<uint64_t> layer_parameters_, stored_bytes_;
+  uint64_t context_tokens_ = 0;
   uint64_t lookup_bytes_ = 0;   // an embedding table that is not the lm_head too
   uint64_t cache_numbers_ = 0;  // for one token of context
 };

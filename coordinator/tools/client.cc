@@ -108,6 +108,17 @@ std::string Describe(const absl::Status& status) {
   return text;
 }
 
+absl::Status AdminError(const std::string& address, const grpc::Status& status) {
+  const absl::Status error = FromGrpc(status);
+  std::string message = absl::StrCat("--admin-address=", address, ": ", error.message());
+  if (absl::IsUnimplemented(error) && error.message().empty())
+    absl::StrAppend(&message,
+                    "is no bitshard admin port (the ready line of `bitshard serve` names it)");
+  if (absl::IsUnavailable(error))
+    absl::StrAppend(&message, "; the ready line of `bitshard serve` names the admin port");
+  return absl::Status(error.code(), message);
+}
+
 int ExitCode(const absl::Status& status) {
   return absl::IsCancelled(status) ? 130 : status.ok() ? 0 : 1;
 }
@@ -136,7 +147,12 @@ absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::Generat
       first = std::min(first, absl::Now());
       tokens += piece.token_count();
     }
+    if (!piece.reasoning().empty()) {
+      answer.reasoning += piece.reasoning();
+      std::fwrite(piece.reasoning().data(), 1, piece.reasoning().size(), stderr);
+    }
     if (!piece.text().empty()) {
+      if (answer.text.empty() && !answer.reasoning.empty()) std::fprintf(stderr, "\n\n");
       answer.text += piece.text();
       std::fwrite(piece.text().data(), 1, piece.text().size(), stdout);
       std::fflush(stdout);

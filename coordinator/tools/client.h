@@ -23,15 +23,21 @@ std::string CallFlagsHelp();
 // For people: code, message, when to try again; a hint where the service cannot be reached.
 std::string Describe(const absl::Status& status);
 
+// Of a failed call to an admin port: the message names the address, and says what to do when
+// another port is there.
+absl::Status AdminError(const std::string& address, const grpc::Status& status);
+
 // The exit code of a verb that ended with this status: 130 after Ctrl-C, as shells have it.
 int ExitCode(const absl::Status& status);
 
 struct Answer {
   std::string text;
+  std::string reasoning;
   v1::Finished finished;
 };
 
-// Streams the answer to stdout as it comes, then one line of figures (TTFT, tokens/s) to stderr.
+// Streams the answer to stdout as it comes, and the reasoning before it to stderr, then one line of
+// figures (TTFT, tokens/s) to stderr.
 // Ctrl-C cancels the call, not the program. `absl::StatusCode::kCancelled` tells the caller that it
 // did.
 absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::GenerateRequest& request);

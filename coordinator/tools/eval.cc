@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include <nlohmann/json.hpp>
 
+#include "coordinator/checkpoint/checkpoint.h"
 #include "coordinator/tools/kld_statistics.h"
 #include "coordinator/tools/local_service.h"
 #include "coordinator/tools/progress.h"
@@ -188,6 +189,15 @@ void PrintJson(const Outcome& o) {
   std::printf("%s\n", json.dump(2).c_str());
 }
 
+// Before anything is started, from the headers.
+absl::Status CheckContext(const std::string& model, uint32_t context) {
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(model));
+  if (context <= checkpoint.config.context_length) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--ctx=", context, ": the context of ", model,
+                                                 " is ", checkpoint.config.context_length,
+                                                 " tokens; choose no more than that"));
+}
+
 absl::Status RunKld(Outcome* outcome) {
   const std::string test = absl::GetFlag(FLAGS_test), base = absl::GetFlag(FLAGS_base);
   ASSIGN_OR_RETURN(outcome->test, LocalServiceOptionsFromFlags(test));
@@ -199,6 +209,8 @@ absl::Status RunKld(Outcome* outcome) {
     outcome->base.workers = workers;
   outcome->context = static_cast<uint32_t>(absl::GetFlag(FLAGS_ctx));
   ASSIGN_OR_RETURN(outcome->text, ReadText(absl::GetFlag(FLAGS_text)));
+  for (const std::string& model : {outcome->base.model, outcome->test.model})
+    RETURN_IF_ERROR(CheckContext(model, outcome->context));
 
   ProgressBar progress;
   const auto stopped = [] { return interrupted.load(); };
@@ -258,7 +270,7 @@ const RegisterVerb kRegistered({
         "  --base=MODEL          what it is compared with (the tested model)\n"
         "  --base-activations=f32 --base-kv-cache-dtype=f32   its mode\n"
         "  --text=FILE           the text, at most 8,000,000 bytes\n"
-        "  --ctx=N               tokens in a window (512)\n"
+        "  --ctx=N               tokens in a window (512), no more than the model's context\n"
         "  --chunks=N            so many windows at most (all)\n"
         "  --workers=N --base-workers=N   worker processes (1; as --workers)\n"
         "  --json                one JSON document instead of the table\n"

@@ -17,6 +17,7 @@
 #include "coordinator/checkpoint/checkpoint.h"
 #include "coordinator/models/model_builder.h"
 #include "coordinator/shard/shard.h"
+#include "coordinator/tools/client.h"
 #include "coordinator/tools/progress.h"
 #include "coordinator/tools/verb.h"
 #include "kernels/base/cpu_features.h"
@@ -25,7 +26,6 @@
 #include "kernels/registry/kernel_probe.h"
 #include "kernels/registry/linear.h"
 #include "proto/inference.grpc.pb.h"
-#include "proto/status_map.h"
 
 ABSL_FLAG(int32_t, ranks, 2, "show the plan for so many workers");
 ABSL_FLAG(bool, tensors, false, "list every tensor");
@@ -135,8 +135,9 @@ absl::Status PrintKernels(const internal::RankPlan& plan, ActivationMode mode) {
   std::printf("\n  kernels of this machine (%s), activations %s:\n",
               std::string(IsaName(isa)).c_str(), absl::GetFlag(FLAGS_activations).c_str());
   for (const auto& [line, nodes] : lines) std::printf("  %5d x %s\n", nodes, line.c_str());
+  std::printf("  measured just now, as a worker does when it starts, to choose among kernels:\n");
   for (const ProbeFigure& figure : order.figures()) {
-    std::printf("  measured: %-36s %-4s %3d tokens %8.1f GMAC/s\n", figure.kernel.c_str(),
+    std::printf("    %-36s %-4s %3d tokens %8.1f GMAC/s\n", figure.kernel.c_str(),
                 FormName(figure.form), figure.tokens, figure.gmacs_per_s);
   }
   return absl::OkStatus();
@@ -183,8 +184,8 @@ int InspectService(const std::string& address) {
   if (status.ok())
     status = admin->GetMemoryReport(&memory_context, v1::GetMemoryReportRequest(), &memory);
   if (!status.ok()) {
-    std::fprintf(stderr, "bitshard inspect: %s: %s\n", address.c_str(),
-                 std::string(FromGrpc(status).message()).c_str());
+    std::fprintf(stderr, "bitshard inspect: %s\n",
+                 std::string(AdminError(address, status).message()).c_str());
     return 1;
   }
   for (const v1::RankKernels& rank : kernels.ranks()) {
@@ -197,8 +198,10 @@ int InspectService(const std::string& address) {
         std::printf("          not %s: %s\n", refused.kernel().c_str(), refused.reason().c_str());
       }
     }
+    if (!rank.probe().empty())
+      std::printf("  measured when the worker started, to choose among kernels:\n");
     for (const v1::KernelProbe& probe : rank.probe()) {
-      std::printf("  measured: %-36s %-4s %3u tokens %8.1f GMAC/s\n", probe.kernel().c_str(),
+      std::printf("    %-36s %-4s %3u tokens %8.1f GMAC/s\n", probe.kernel().c_str(),
                   probe.activations().c_str(), probe.tokens(), probe.gmacs_per_s());
     }
   }
@@ -248,14 +251,25 @@ const RegisterVerb kRegistered({
     .help = "bitshard inspect MODEL [--flags]      MODEL: a GGUF file or a Hugging Face folder\n"
             "bitshard inspect --admin-address=HOST:PORT   the kernels and the memory of a running "
             "service\n\n"
-            "Reads headers only, no weights: architecture, formats and bytes, and what each of "
+            "Of a model, reads headers only, no weights: architecture, formats and bytes, and what "
+            "each of "
             "--ranks workers would own and\n"
             "read. The loader uses the same plan.\n\n"
             "  --ranks=N             plan for N workers (2)\n"
             "  --tensors             list every tensor\n"
             "  --activations=a16     say which kernels this machine would choose with a16, a8 or "
             "f32\n"
-            "\nExample:\n"
+            "  --admin-address=HOST:PORT   of a running service (its ready line names the admin "
+            "port); its "
+            "memory has these columns:\n"
+            "      payload    bytes of the checkpoint that the rank has read\n"
+            "      weights    what holds them in memory, as the kernels want them\n"
+            "      padding    the part of weights that is no payload: rows and columns rounded up\n"
+            "      KV cache   room for the KV blocks; resident: the part of it that has been used\n"
+            "      workspace  activations and what a step needs beside them\n"
+            "      other      the rest of the process: code, gRPC, buffers\n"
+            "\nExamples:\n"
+            "  bitshard inspect --admin-address=localhost:50054\n"
             "  bitshard inspect SmolLM2-135M-Instruct.Q4_1.gguf --ranks=3\n",
     .run = &Run,
 });

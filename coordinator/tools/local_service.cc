@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include <grpcpp/grpcpp.h>
@@ -26,12 +28,25 @@ ABSL_FLAG(std::string, activations, "a16", "a16, a8 or f32");
 ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16, f32, int8 or fp8_e4m3");
 ABSL_FLAG(std::string, bin_dir, "",
           "folder of bitshard-coordinator and bitshard-worker; empty = beside this program");
-ABSL_FLAG(std::vector<std::string>, coordinator_flags, {},
-          "further flags for the coordinator, comma-separated");
-ABSL_FLAG(std::vector<std::string>, worker_flags, {},
-          "further flags for every worker, comma-separated");
+ABSL_FLAG(std::string, coordinator_flags, "",
+          "further flags for the coordinator, comma-separated; a comma before no -- is of a value");
+ABSL_FLAG(std::string, worker_flags, "",
+          "further flags for every worker, comma-separated; a comma before no -- is of a value");
 
 namespace bitshard {
+
+std::vector<std::string> SplitFlags(const std::string& flags) {
+  std::vector<std::string> split;
+  for (absl::string_view word : absl::StrSplit(flags, ',')) {
+    if (split.empty() || absl::StartsWith(word, "--")) {
+      split.emplace_back(word);
+    } else {
+      absl::StrAppend(&split.back(), ",", word);
+    }
+  }
+  if (split == std::vector<std::string>{""}) split.clear();
+  return split;
+}
 
 absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::string& model) {
   LocalServiceOptions options;
@@ -44,8 +59,14 @@ absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::stri
   options.activations = absl::GetFlag(FLAGS_activations);
   options.kv_cache_dtype = absl::GetFlag(FLAGS_kv_cache_dtype);
   options.bin_dir = absl::GetFlag(FLAGS_bin_dir);
-  options.coordinator_flags = absl::GetFlag(FLAGS_coordinator_flags);
-  options.worker_flags = absl::GetFlag(FLAGS_worker_flags);
+  options.coordinator_flags = SplitFlags(absl::GetFlag(FLAGS_coordinator_flags));
+  options.worker_flags = SplitFlags(absl::GetFlag(FLAGS_worker_flags));
+  for (const auto& [name, flags] : {std::pair("--coordinator-flags", &options.coordinator_flags),
+                                    std::pair("--worker-flags", &options.worker_flags)}) {
+    if (flags->empty() || absl::StartsWith(flags->front(), "--")) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, "=", flags->front(), ": flags begin with --, as in ", name, "=--log-level=debug"));
+  }
   return options;
 }
 

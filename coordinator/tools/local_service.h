@@ -35,6 +35,9 @@ struct LocalServiceOptions {
   std::vector<std::string> coordinator_flags, worker_flags;
 };
 
+// "--shares=3,2,--max-running=8" is two flags: a comma ends one only where the next begins with --.
+std::vector<std::string> SplitFlags(const std::string& flags);
+
 // What --workers, --threads, --activations, --kv-cache-dtype, --bin-dir, --coordinator-flags and
 // --worker-flags say; the rest as above. INVALID_ARGUMENT names a bad flag.
 absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::string& model);

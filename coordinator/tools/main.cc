@@ -68,6 +68,6 @@ int main(int argc, char** argv) {
     std::printf("%s", verb->help.c_str());
     return 0;
   }
-  return verb->run(
-      bitshard::ParseCommandLine(argc - 1, argv + 1));  // the verb takes the program's place
+  return verb->run(bitshard::ParseCommandLine("bitshard " + verb->name, argc - 1,
+                                              argv + 1));  // the verb takes the program's place
 }

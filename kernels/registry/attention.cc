@@ -70,8 +70,9 @@ absl::StatusOr<BoundAttention> BoundAttention::Bind(const AttentionConfig& confi
   for (const AttentionKernel* kernel : KernelRegistry<AttentionKernel>::Get().all()) {
     if (!HasIsa(kernel->isa)) continue;
     const std::string refusal =
-        kernel->isa > isa ? absl::StrCat("this rank is held to ", std::string(IsaName(isa)))
-                          : kernel->refuses(config);
+        kernel->isa > isa
+            ? absl::StrCat("this rank is held to ", std::string(IsaName(isa)), " by --isa")
+            : kernel->refuses(config);
     if (refusal.empty()) {
       bound.impl_ = kernel;
       bound.kernel_name_ = kernel->name;

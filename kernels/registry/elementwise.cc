@@ -25,7 +25,8 @@ KernelChoice ChoiceOf(Isa isa) {
   for (const Kernel* kernel : KernelRegistry<Kernel>::Get().all()) {
     if (kernel == &chosen) break;
     if (!HasIsa(kernel->isa)) continue;
-    choice.refused.push_back({kernel->name, "this rank is held to " + std::string(IsaName(isa))});
+    choice.refused.push_back(
+        {kernel->name, "this rank is held to " + std::string(IsaName(isa)) + " by --isa"});
   }
   return choice;
 }

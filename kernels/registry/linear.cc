@@ -143,8 +143,9 @@ absl::StatusOr<Chosen> ChooseKernel(const LinearKey& key, Isa isa, const KernelO
                      return order.Place(form, a->isa) < order.Place(form, b->isa);
                    });
   const auto refusal_of = [&](const LinearKernel& kernel) -> std::string {
-    return kernel.isa > isa ? absl::StrCat("this rank is held to ", std::string(IsaName(isa)))
-                            : RefusalOf(kernel, key);
+    return kernel.isa > isa
+               ? absl::StrCat("this rank is held to ", std::string(IsaName(isa)), " by --isa")
+               : RefusalOf(kernel, key);
   };
   Chosen chosen;
   for (const LinearKernel* kernel : candidates) {

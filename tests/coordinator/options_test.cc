@@ -49,6 +49,26 @@ TEST_F(OptionsTest, DefaultsAreFine) {
   EXPECT_TRUE(options->reflection);
 }
 
+TEST_F(OptionsTest, PrefixCacheIsOnUnlessTurnedOff) {
+  EXPECT_TRUE(CoordinatorOptionsFromFlags({})->prefix_cache);
+  Set("prefix_cache", "off");
+  EXPECT_FALSE(CoordinatorOptionsFromFlags({})->prefix_cache);
+  EXPECT_THAT(Refusal("prefix_cache", "yes"), HasSubstr("--prefix-cache=yes: use on or off"));
+}
+
+TEST_F(OptionsTest, ServiceIsSharedByWeightAndBoundedWhenAskedFor) {
+  EXPECT_EQ(CoordinatorOptionsFromFlags({})->max_queue_wait, absl::InfiniteDuration());
+  Set("itl_slo", "50ms");
+  Set("max_queue_wait", "5s");
+  Set("tenant_weights", "alice=2,spiffe://team/x=y=0.5");
+  const auto options = CoordinatorOptionsFromFlags({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->itl_slo, absl::Milliseconds(50));
+  EXPECT_EQ(options->max_queue_wait, absl::Seconds(5));
+  EXPECT_EQ(options->tenant_weights.at("alice"), 2);
+  EXPECT_EQ(options->tenant_weights.at("spiffe://team/x=y"), 0.5);
+}
+
 TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
   EXPECT_THAT(Refusal("model", ""), HasSubstr("--model"));
   EXPECT_THAT(Refusal("workers", "0"), HasSubstr("--workers=0"));
@@ -64,6 +84,11 @@ TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
   EXPECT_THAT(Refusal("max_running", "-1"), HasSubstr("--max-running"));
   EXPECT_THAT(Refusal("max_waiting", "0"), HasSubstr("--max-waiting=0: must be 1 to"));
   EXPECT_THAT(Refusal("stall_timeout", "1ms"), HasSubstr("--stall-timeout"));
+  EXPECT_THAT(Refusal("itl_slo", "-1ms"), HasSubstr("--itl-slo"));
+  EXPECT_THAT(Refusal("max_queue_wait", "48h"), HasSubstr("--max-queue-wait"));
+  for (const char* weights : {"alice", "=2", "alice=0", "alice=-1", "alice=nan", "alice=x"})
+    EXPECT_THAT(Refusal("tenant_weights", weights), HasSubstr("NAME=WEIGHT")) << weights;
+  EXPECT_THAT(Refusal("tenant_weights", "alice=1,alice=2"), HasSubstr("twice"));
   EXPECT_THAT(Refusal("tls_cert_file", "x"), HasSubstr("not built"));
   EXPECT_THAT(Refusal("token_file", "/nowhere/at/all"), HasSubstr("--token-file"));
   EXPECT_THAT(Refusal("bind", "0.0.0.0"), HasSubstr("--token-file"));

@@ -71,6 +71,7 @@ class BenchTest(unittest.TestCase):
                     self.assertGreater(sample["cpu_s"], 0, line["name"])
                 else:
                     self.assertIsNone(sample["cpu_s"])
+            self.assertEqual(any("bursts" in doubt for doubt in line["doubts"]), any(s["burst"] for s in line["samples"]))
             median = line["median"]
             rates = [s["tokens"] / s["wall_s"] for s in line["samples"]]
             self.assertAlmostEqual(median["tokens_per_s"], statistics.median(rates), delta=1e-9 * max(rates))
@@ -151,7 +152,7 @@ class BenchTest(unittest.TestCase):
 
     def test_bad_flags_say_what_they_take(self):
         model = golden_model("tiny-llama-q")
-        for flags, word in ((("--local",), "exactly one model"), (("--local", model, "--decode=1"), "2 tokens"),
+        for flags, word in ((("--local",), "exactly one model"), (("one", "two"), "one model at most"), (("--local", model, "--decode=1"), "2 tokens"),
                             (("--local", model, "--context=long"), '"long" is not a whole number'),
                             (("--local", model, "--concurrent=1"), "from 2"), (("--local", model, "--repeat=0"), "1 to 1000"),
                             (("--local", model, "--workers=0"), "1 to 64"),

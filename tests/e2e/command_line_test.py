@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import tempfile
 import unittest
@@ -43,6 +44,59 @@ class CommandLineTest(unittest.TestCase):
             self.assertEqual(result.returncode, 2)
             self.assertIn(word, result.stderr)
             self.assertIn("serve", result.stderr)
+
+    def test_wrong_flags_end_with_2_and_name_the_program_and_its_help(self):
+        coordinator, worker = ROOT / "coordinator/bitshard-coordinator", ROOT / "worker/bitshard-worker"
+        bitshard = ROOT / BITSHARD
+        for command, words in (
+                ((bitshard, "serve", "m", "--no-such=1"), ("bitshard serve: there is no flag --no-such", "bitshard serve --help")),
+                ((bitshard, "chat", "x", "--timeout=30"), ("bitshard chat: --timeout=30", "write 30s")),
+                ((bitshard, "serve", "m", "--port=http"), ("--port=http", "whole number")),
+                ((bitshard, "serve", "m", "--worker-flags=isa=avx2"), ("--worker-flags=isa=avx2", "begin with --")),
+                ((coordinator, "--no-such"), ("bitshard-coordinator: there is no flag --no-such", "--help")),
+                ((coordinator, "--stall-timeout=5"), ("--stall-timeout=5", "write 5s")),
+                ((worker, "--isa"), ("bitshard-worker: --isa needs a value",)),
+                ((worker, "word"), ("bitshard-worker: unexpected argument \"word\"",))):
+            result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(result.returncode, 2, f"{command}: {result.stderr}")
+            for word in words:
+                self.assertIn(word, result.stderr, command)
+
+    def test_flags_for_the_coordinator_may_have_values_with_commas(self):
+        with Service(golden_model("tiny-llama-q"), workers=2, coordinator_flags=["--shares=3,1", "--max-running=3"]) as service:
+            weights = [rank.weight_bytes for rank in service.status().ranks]
+            self.assertGreater(weights[0], weights[1])
+
+    def test_a_port_that_is_taken_is_named_in_one_line(self):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            for flag in (f"--port={port}", f"--metrics-port={port}", f"--coordinator-flags=--health-port={port}"):
+                result = serve(golden_model("tiny-llama-q"), flag)
+                self.assertEqual(result.returncode, 1, result.stderr)
+                self.assertIn(f"127.0.0.1:{port}", result.stderr)
+                self.assertIn("taken?", result.stderr)
+                for word in ("chttp2", "CivetServer", "kvlist"):
+                    self.assertNotIn(word, result.stderr)
+
+    def test_another_port_than_the_admin_port_is_named_as_such(self):
+        with Service(golden_model("tiny-llama-q"), workers=1) as service:
+            public = f"127.0.0.1:{service.ports['port']}"
+            for command in (("inspect", f"--admin-address={public}"),
+                            ("bench", f"--address={public}", f"--admin-address={public}", "--prefill=8", "--decode=0")):
+                result = run(*command)
+                self.assertEqual(result.returncode, 1, command)
+                self.assertIn(f"--admin-address={public}: is no bitshard admin port", result.stderr)
+
+    def test_a_drain_by_an_operator_ends_serve_with_a_word(self):
+        with Service(golden_model("tiny-llama-q"), workers=2) as service:
+            service.admin.Drain(pb.DrainRequest(), timeout=10)
+            self.assertEqual(service.process.wait(60), 0)
+            self.assertIn("bitshard serve: drained", service.log())
+            self.assertNotIn("starting it again", service.log())
+            errors = [line for line in service.log().splitlines() if " E bitshard-" in line]
+            self.assertEqual(errors, [])
 
     def test_inspect_shows_formats_and_the_plan(self):
         result = run("inspect", golden_model("gguf-Q4_1"), "--ranks=3")
@@ -86,6 +140,8 @@ class CommandLineTest(unittest.TestCase):
         self.assertNotEqual(result.returncode, 0)
         for word in ("--require-kernels=fast", "would run on the fallback", "held to scalar"):
             self.assertIn(word, result.stderr)
+        self.assertIn("--isa", result.stderr)
+        self.assertNotIn("starting it again", result.stderr)
         with Service(golden_model("gguf-Q4_1"), workers=2, flags=["--require-kernels=fast"]) as service:
             report = service.admin.GetKernelReport(pb.GetKernelReportRequest(), timeout=5)
             speeds = {kernel.speed for rank in report.ranks for kernel in rank.kernels}
@@ -121,6 +177,12 @@ class CommandLineTest(unittest.TestCase):
         for flags, word in (((), "kld"), (("kld",), "--test"), (("kld", "--test=x"), "--text")):
             result = run("eval", *flags)
             self.assertEqual(result.returncode, 2)
+            self.assertIn(word, result.stderr)
+
+    def test_eval_of_windows_beyond_the_context_names_it(self):
+        result = run("eval", "kld", f"--test={golden_model('gguf-Q4_1')}", f"--text={__file__}", "--ctx=4096")
+        self.assertEqual(result.returncode, 1)
+        for word in ("--ctx=4096", "gguf-Q4_1", "is 2048 tokens"):
             self.assertIn(word, result.stderr)
 
     def test_serve_of_a_missing_model_says_so(self):

@@ -1,5 +1,5 @@
-"""Eight cells of the same-bits harness (tests/e2e/same_bits_test.cc) as real processes over gRPC: tokens and the bits of
-every log-probability are equal whatever the number of workers, the batch and the prefill chunk."""
+"""Cells of the same-bits harness (tests/e2e/same_bits_test.cc) as real processes over gRPC: tokens and the bits of every
+log-probability are equal whatever the number of workers, the batch, the prefill chunk and the collective."""
 
 import random
 import struct
@@ -9,8 +9,9 @@ import case_report
 from live_service import Service, Stream, golden_model, pb
 
 REQUESTS = 32
-# workers, requests at once, prefill chunk (0 = all)
-CELLS = [(1, 1, 0), (1, 32, 7), (2, 1, 64), (2, 32, 1), (3, 1, 7), (3, 32, 0), (4, 1, 1), (4, 32, 64)]
+# workers, requests at once, prefill chunk (0 = all), how the workers meet (auto = shm, on one host)
+CELLS = [(1, 1, 0, "auto"), (1, 32, 7, "auto"), (2, 1, 64, "auto"), (2, 32, 1, "auto"), (3, 1, 7, "auto"), (3, 32, 0, "auto"),
+         (4, 1, 1, "auto"), (4, 32, 64, "auto"), (2, 32, 7, "gloo"), (3, 1, 0, "gloo")]
 
 
 def requests(vocabulary):
@@ -33,9 +34,10 @@ def transcript(stream):
 class SameBitsProcessesTest(unittest.TestCase):
     def _compare_cells(self, model, activations):
         reference = {}  # by request, from the first cell that ran it
-        for cell, (workers, at_once, chunk) in enumerate(CELLS):
+        for cell, (workers, at_once, chunk, collective) in enumerate(CELLS):
             with Service(golden_model(model), workers=workers, coordinator_flags=[f"--prefill-chunk={chunk}"],
-                         flags=["--threads=1", f"--activations={activations[cell % len(activations)]}"]) as service:
+                         flags=["--threads=1", f"--activations={activations[cell % len(activations)]}"],
+                         worker_flags=[f"--collective={collective}"]) as service:
                 mine = requests(service.inference.ListModels(pb.ListModelsRequest()).models[0].vocabulary_size)
                 got = []
                 if at_once == 1:
@@ -45,7 +47,7 @@ class SameBitsProcessesTest(unittest.TestCase):
                     for stream in streams:
                         stream.join()
                         got.append(transcript(stream))
-            with self.subTest(workers=workers, at_once=at_once, chunk=chunk):
+            with self.subTest(workers=workers, at_once=at_once, chunk=chunk, collective=collective):
                 for i, one in enumerate(got):
                     self.assertEqual(one[0].name, "OK")
                     self.assertEqual(len(one[1]), 8)

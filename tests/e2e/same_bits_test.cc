@@ -14,6 +14,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/cpu_features.h"
+#include "proto/token_mask.h"
 #include "tests/support/engine_run.h"
 #include "tests/support/test_paths.h"
 #include "tests/support/thread_group.h"
@@ -33,6 +34,7 @@ struct Cell {
   std::vector<double> shares = {};  // empty: equal
   int threads_per_rank = 1;
   internal::NumericsOptions::CacheType cache = internal::NumericsOptions::CACHE_TYPE_BF16;
+  bool edits = false;  // of the logits, in the requests
 
   std::string Name() const {
     std::string isa_names;
@@ -43,8 +45,28 @@ struct Cell {
   }
 };
 
+void AddEdits(int i, uint32_t vocab, GenerateRequest& r) {
+  r.repetition_penalty = i % 2 == 0 ? 1.2f : 1.0f;
+  r.frequency_penalty = 0.4f;
+  r.presence_penalty = 0.3f;
+  for (uint32_t token = 5; token < vocab; token += 97)
+    r.logit_bias.emplace_back(token, token % 2 == 0 ? 1.5f : -2.0f);
+  if (i % 3 == 0) {
+    r.allowed_tokens = MakeTokenMask(vocab, /*allowed=*/true);
+    for (uint32_t token = static_cast<uint32_t>(i) % 2; token < vocab; token += 2)
+      ForbidToken(token, &r.allowed_tokens);
+  }
+  if (i % 2 == 1) {
+    r.ignore_eos = false;
+    r.min_tokens = 6;
+  }
+  if (i % 2 == 0)
+    r.score_from = i % 4 == 0 ? 0 : 12 % static_cast<uint32_t>(r.prompt_tokens.size());
+}
+
 // Prompts of 1 to 300 tokens (beyond 256: attention folds two chunks), sampling of every kind.
-std::vector<GenerateRequest> Requests(const TestModel& model) {
+// `edits`: with penalties, biases, masks, min_tokens and log-probabilities of the prompts too.
+std::vector<GenerateRequest> Requests(const TestModel& model, bool edits) {
   std::mt19937_64 random(20261129);
   const int32_t vocab = static_cast<int32_t>(model.checkpoint().config.vocab_size);
   const uint32_t lengths[] = {17, 1, 300, 64, 65, 33};
@@ -69,6 +91,7 @@ std::vector<GenerateRequest> Requests(const TestModel& model) {
       r.top_p = 0.9f;
     }
     if (i % 6 == 4) r.min_p = 0.05f;
+    if (edits) AddEdits(i, static_cast<uint32_t>(vocab), r);
   }
   return requests;
 }
@@ -88,7 +111,7 @@ ThreadGroup::Options GroupOptions(const Cell& cell,
 }
 
 std::vector<Transcript> RunCell(TestModel& model, ThreadGroup& group, const Cell& cell) {
-  std::vector<GenerateRequest> requests = Requests(model);
+  std::vector<GenerateRequest> requests = Requests(model, cell.edits);
   if (!cell.batch) requests.resize(kAlone);
   EngineRunOptions run;
   run.concurrent = cell.batch ? kRequests : 1;
@@ -118,6 +141,7 @@ struct Subject {
   std::string path;
   internal::NumericsOptions::Activations activations;
   std::string tokenizer_of = "";
+  bool edits = false;
 };
 
 class SameBits : public testing::TestWithParam<Subject> {};
@@ -130,6 +154,7 @@ TEST_P(SameBits, InEveryCellOfWorkersBatchAndPrefillChunk) {
   for (int workers : {1, 2, 3, 4}) {
     Cell cell;
     cell.workers = workers;
+    cell.edits = GetParam().edits;
     auto group = ThreadGroup::Create(**model, GroupOptions(cell, GetParam().activations));
     ASSERT_TRUE(group.ok()) << group.status();
     for (bool batch : {true, false}) {
@@ -151,6 +176,7 @@ TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
   ASSERT_TRUE(model.ok()) << model.status();
   Cell reference_cell;
   reference_cell.batch = true;
+  reference_cell.edits = GetParam().edits;
   auto reference_group =
       ThreadGroup::Create(**model, GroupOptions(reference_cell, GetParam().activations));
   ASSERT_TRUE(reference_group.ok()) << reference_group.status();
@@ -184,7 +210,8 @@ TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
   spread.batch = true;
   spread.prefill_chunk = 64;
   cells.push_back(spread);
-  for (const Cell& cell : cells) {
+  for (Cell& cell : cells) {
+    cell.edits = GetParam().edits;
     auto group = ThreadGroup::Create(**model, GroupOptions(cell, GetParam().activations));
     ASSERT_TRUE(group.ok()) << group.status();
     EXPECT_EQ(CountDifferences(reference, RunCell(**model, **group, cell), cell.Name(), true), 0);
@@ -290,6 +317,7 @@ TEST_P(SameBits, HarnessFailsWhenRanksAreSummedInF32) {
   ASSERT_TRUE(model.ok()) << model.status();
   Cell cell;
   cell.batch = true;
+  cell.edits = GetParam().edits;
   auto reference_group = ThreadGroup::Create(**model, GroupOptions(cell, GetParam().activations));
   ASSERT_TRUE(reference_group.ok()) << reference_group.status();
   const std::vector<Transcript> reference = RunCell(**model, **reference_group, cell);
@@ -320,6 +348,9 @@ INSTANTIATE_TEST_SUITE_P(Models, SameBits,
                                                  internal::NumericsOptions::ACTIVATIONS_A16},
                                          Subject{"TinyLlamaQ4A8", GoldenModel("gguf-Q4_1"),
                                                  internal::NumericsOptions::ACTIVATIONS_A8},
+                                         Subject{"TinyLlamaQ4A16Edited", GoldenModel("gguf-Q4_1"),
+                                                 internal::NumericsOptions::ACTIVATIONS_A16, "",
+                                                 /*edits=*/true},
                                          Subject{"TinyLlamaQ8A16", GoldenModel("gguf-Q8_0"),
                                                  internal::NumericsOptions::ACTIVATIONS_A16},
                                          Subject{"ZeroPointsA16", GoldenModel("ct-int4-g32-asym"),

@@ -123,6 +123,37 @@ TEST(Score, EqualsTheLogSoftmaxOfTheLogits) {
   }
 }
 
+TEST(Score, OfAPromptInFrontOfAGenerationIsTheSameAndChangesNothingOfIt) {
+  auto model = TestModel::Open(GoldenModel("gguf-Q4_1"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const int32_t vocab = static_cast<int32_t>((*model)->checkpoint().config.vocab_size);
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < 90; ++i) tokens.push_back(7 + i * 131 % (vocab - 7));
+  GenerateRequest plain = ScoreRequest(tokens);
+  plain.score_from.reset();
+  plain.max_tokens = 8;
+  plain.ignore_eos = true;
+  plain.temperature = 0.9f;
+  plain.seed = 5;
+  GenerateRequest both = plain;
+  both.request_id = "both";
+  both.score_from = 0;
+  for (const int workers : {1, 3}) {
+    auto group = MakeGroup(**model, workers, internal::NumericsOptions::ACTIVATIONS_A16);
+    for (const uint32_t chunk : {0u, 17u}) {
+      EngineRunOptions options;
+      options.prefill_chunk = chunk;
+      // In this order: what the prefix cache has of the prompt must not take scores away.
+      auto run = RunThroughEngine(**model, *group, {plain, both, ScoreRequest(tokens)}, options);
+      ASSERT_TRUE(run.ok()) << run.status();
+      for (const Transcript& transcript : *run) ASSERT_TRUE(transcript.status.ok());
+      EXPECT_EQ(run->at(1).DebugString(), run->at(0).DebugString());
+      ASSERT_EQ(run->at(1).scores.size(), tokens.size() - 1);
+      EXPECT_EQ(Bits(run->at(1).scores), Bits(run->at(2).scores));
+    }
+  }
+}
+
 TEST(Score, SameBitsForAnyWorkersChunkBatchAndInstructionSet) {
   for (const char* name : {"tiny-llama", "gguf-Q4_1"}) {
     auto model = TestModel::Open(GoldenModel(name));

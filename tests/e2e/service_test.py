@@ -250,6 +250,8 @@ class ServiceTest(unittest.TestCase):
     def test_reflection_lists_the_services(self):
         services = ProtoReflectionDescriptorDatabase(self.service.channel).get_services()
         self.assertIn("bitshard.v1.Inference", services)
+        health = grpc.insecure_channel(f"127.0.0.1:{self.service.ports['health_port']}")
+        self.assertIn("grpc.health.v1.Health", ProtoReflectionDescriptorDatabase(health).get_services())
 
     def test_wrong_fields_are_all_named(self):
         request = pb.GenerateRequest(text="x", max_tokens=0, sampling=pb.Sampling(temperature=float("nan"), top_p=2))
@@ -297,7 +299,7 @@ class ServiceTest(unittest.TestCase):
         self.assertEqual(late.code, grpc.StatusCode.DEADLINE_EXCEEDED)
         load = self.service.await_idle(timeout=10)
         self.assertEqual((load.running, load.waiting, load.blocks.used), (0, 0, 0))
-        self.assertEqual(load.blocks.free, load.blocks.total)
+        self.assertEqual(load.blocks.free + load.blocks.cached, load.blocks.total)
 
     def test_metrics_page_counts(self):
         before = self.service.metrics()

@@ -44,8 +44,8 @@ class ReadinessWatch(threading.Thread):
 
 
 class WorkerLossTest(unittest.TestCase):
-    def _lose(self, rank, fault):
-        service = Service(golden_model("tiny-llama"), workers=2)
+    def _lose(self, rank, fault, worker_flags=()):
+        service = Service(golden_model("tiny-llama"), workers=2, worker_flags=worker_flags)
         try:
             # Few tokens a second, so that no stream can end by itself while the fault is found.
             request = pb.GenerateRequest(text="def main(", max_tokens=1900, stop=pb.Stopping(ignore_eos=True))
@@ -86,7 +86,7 @@ class WorkerLossTest(unittest.TestCase):
             again.join(30)
             self.assertEqual(again.code, grpc.StatusCode.OK, again.details)
             load = service.await_idle()
-            self.assertEqual(load.blocks.free, load.blocks.total)
+            self.assertEqual(load.blocks.free + load.blocks.cached, load.blocks.total)
         finally:
             self.assertEqual(service.close(), [], "processes outlived the service")
             print("the service's log:\n" + service.log()[-6000:])
@@ -102,6 +102,12 @@ class WorkerLossTest(unittest.TestCase):
 
     def test_sigstop_of_rank_1(self):
         self._lose(1, signal.SIGSTOP)
+
+    def test_kill_9_of_rank_0_over_gloo(self):
+        self._lose(0, signal.SIGKILL, ["--collective=gloo"])
+
+    def test_sigstop_of_rank_1_over_gloo(self):
+        self._lose(1, signal.SIGSTOP, ["--collective=gloo"])
 
     def test_worker_that_waits_for_the_others_is_left_alone(self):
         service = Service(golden_model("tiny-llama-q"), workers=2, ready=False)

@@ -85,7 +85,7 @@ _RESERVED = [
      ["proto/status_map.*", "coordinator/frontend/", "coordinator/fleet/", "worker/service/", "tests/"] + _MAINS),
     (r"nlohmann/", "JSON",
      ["coordinator/checkpoint/", "coordinator/text/", "coordinator/tools/", "coordinator/frontend/kserve*", "tests/"]),
-    (r"prometheus/", "Prometheus", ["*/metrics.*", "coordinator/main.cc", "worker/main.cc", "tests/"]),
+    (r"prometheus/", "Prometheus", ["kernels/base/metric_page.cc", "tests/"]),
     (r"(spdlog|fmt)/", "spdlog (use kernels/base/log.h)", ["kernels/base/log.h", "kernels/base/log.cc"]),
     (r"google/protobuf/|proto/.*\.pb\.h$", "protobuf", ["proto/", "coordinator/", "worker/", "tests/"]),
     (r"pcre2", "PCRE2", ["coordinator/text/", "coordinator/checkpoint/name_pattern.cc", "tests/"]),

@@ -19,6 +19,19 @@ bool SameFloat(float a, float b) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
 }
 
+bool SameLogprobs(const std::vector<TokenLogprobs>& a, const std::vector<TokenLogprobs>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!SameFloat(a[i].chosen, b[i].chosen) || a[i].top.size() != b[i].top.size()) return false;
+    for (size_t j = 0; j < a[i].top.size(); ++j) {
+      if (a[i].top[j].first != b[i].top[j].first ||
+          !SameFloat(a[i].top[j].second, b[i].top[j].second))
+        return false;
+    }
+  }
+  return true;
+}
+
 // Counts the requests that are in the engine.
 struct Gate {
   std::mutex mu;
@@ -32,11 +45,14 @@ class TranscriptSink : public RequestSink {
   void OnDelta(TokenDelta delta) override {
     out_->tokens.insert(out_->tokens.end(), delta.tokens.begin(), delta.tokens.end());
     out_->logprobs.insert(out_->logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    out_->scores.insert(out_->scores.end(), delta.prompt_logprobs.begin(),
+                        delta.prompt_logprobs.end());
     out_->text += delta.text;
   }
   void OnEnd(RequestEnd end) override {
     out_->status = end.status;
-    out_->scores = std::move(end.scores);
+    out_->scores.insert(out_->scores.end(), end.scores.begin(), end.scores.end());
+    out_->cached_tokens = end.cached_tokens;
     out_->text += end.tail_text;
     std::lock_guard<std::mutex> lock(gate_->mu);
     --gate_->live;
@@ -51,17 +67,8 @@ class TranscriptSink : public RequestSink {
 }  // namespace
 
 bool Transcript::SameBits(const Transcript& other) const {
-  if (status != other.status || tokens != other.tokens || text != other.text) return false;
-  if (logprobs.size() != other.logprobs.size()) return false;
-  for (size_t i = 0; i < logprobs.size(); ++i) {
-    const TokenLogprobs &a = logprobs[i], &b = other.logprobs[i];
-    if (!SameFloat(a.chosen, b.chosen) || a.top.size() != b.top.size()) return false;
-    for (size_t j = 0; j < a.top.size(); ++j) {
-      if (a.top[j].first != b.top[j].first || !SameFloat(a.top[j].second, b.top[j].second))
-        return false;
-    }
-  }
-  return true;
+  return status == other.status && tokens == other.tokens && text == other.text &&
+         SameLogprobs(logprobs, other.logprobs) && SameLogprobs(scores, other.scores);
 }
 
 std::string Transcript::DebugString() const {
@@ -79,6 +86,8 @@ absl::StatusOr<std::vector<Transcript>> RunThroughEngine(
   Engine::Options engine_options;
   engine_options.token_budget = options.token_budget;
   engine_options.prefill_chunk = options.prefill_chunk;
+  engine_options.async_depth = options.async_depth;
+  engine_options.prefix_cache = options.prefix_cache;
   engine_options.max_running = group.options().max_slots;
   engine_options.context_tokens = static_cast<uint32_t>(model.checkpoint().config.context_length);
   NullEngineMetrics metrics;
@@ -101,6 +110,7 @@ absl::StatusOr<std::vector<Transcript>> RunThroughEngine(
     std::unique_lock<std::mutex> lock(gate.mu);
     gate.changed.wait(lock, [&] { return gate.live == 0; });
   }
+  if (options.stats != nullptr) *options.stats = engine->Stats();
   engine->Stop();
   return transcripts;
 }

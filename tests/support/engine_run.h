@@ -19,8 +19,9 @@ struct Transcript {
   absl::Status status;
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;
-  std::vector<TokenLogprobs> scores;  // of requests that score
+  std::vector<TokenLogprobs> scores;  // of the prompt, where asked for
   std::string text;
+  uint32_t cached_tokens = 0;  // of the prompt; no part of the bits
 
   // Tokens, text and the bit patterns of every reported log-probability.
   bool SameBits(const Transcript& other) const;
@@ -32,6 +33,9 @@ struct EngineRunOptions {
   uint32_t token_budget = 256;
   uint32_t prefill_chunk =
       0;  // at most so many prompt tokens of one sequence a step; 0 = no limit but the budget
+  uint32_t async_depth = 2;
+  bool prefix_cache = true;
+  EngineStats* stats = nullptr;  // out: after the last request
 };
 
 // One transcript a request, in their order. The group's epoch is started afresh.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "proto/token_mask.h"
 
 namespace bitshard {
 namespace {
@@ -91,25 +92,35 @@ absl::StatusOr<std::unique_ptr<internal::StepResult>> FakeWorker::Run(
   std::set<uint32_t> seen_slots;
   uint64_t total_tokens = 0;
   size_t next_block = 0;
+  int next_mask = 0;
+  std::vector<Row> rows;
   for (int i = 0; i < n_rows; ++i) {
     const size_t n_blocks = plan.n_new_blocks(i);
     const absl::Span<const uint32_t> all_blocks(plan.new_blocks().data(), plan.new_blocks_size());
     if (n_blocks > all_blocks.size() - next_block)
       return Bad("row ", i, " wants more blocks than the plan brings");
-    const Row row{plan.slot(i),
-                  plan.slot_gen(i),
-                  plan.start(i),
-                  plan.n_tokens(i),
-                  plan.output_index(i),
-                  plan.flags(i),
-                  all_blocks.subspan(next_block, n_blocks)};
+    Row row{plan.slot(i),
+            plan.slot_gen(i),
+            plan.start(i),
+            plan.n_tokens(i),
+            plan.output_index(i),
+            plan.flags(i),
+            all_blocks.subspan(next_block, n_blocks)};
+    if ((row.flags & internal::ROW_MASKED) != 0) {
+      if (next_mask == plan.masks_size()) return Bad("row ", i, " has no mask");
+      row.mask = &plan.masks(next_mask++);
+    }
     next_block += n_blocks;
     if (!seen_slots.insert(row.slot).second) return Bad("slot ", row.slot, " has two rows");
     total_tokens += row.n_tokens;
     if (total_tokens > info_.max_step_tokens)
       return Bad("more than ", info_.max_step_tokens, " tokens in a step");
-    RETURN_IF_ERROR(RunRow(row, result.get()));
+    rows.push_back(row);
   }
+  // All read before any writes: within a step nobody may count on another's row.
+  for (const Row& row : rows) RETURN_IF_ERROR(CheckReads(row));
+  for (const Row& row : rows) RETURN_IF_ERROR(RunRow(row, result.get()));
+  if (next_mask != plan.masks_size()) return Bad("masks that no row takes");
   if (next_block != static_cast<size_t>(plan.new_blocks_size()))
     return Bad("new_blocks that no row takes");
   for (uint32_t slot : entering) {
@@ -156,7 +167,7 @@ absl::Status FakeWorker::TakeBlocks(Slot& slot, absl::Span<const uint32_t> block
   return absl::OkStatus();
 }
 
-absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
+absl::Status FakeWorker::CheckReads(const Row& row) {
   if (row.slot >= slots_.size() || !slots_[row.slot].live)
     return Bad("row for slot ", row.slot, ", which is empty");
   Slot& slot = slots_[row.slot];
@@ -169,18 +180,32 @@ absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
     return Bad("row [", row.start, ", +", row.n_tokens, ") of slot ", row.slot, " with ",
                slot.computed, " computed of ", slot.history.size());
   }
-  if ((row.flags & ~uint32_t{internal::ROW_SAMPLE | internal::ROW_SCORE}) != 0)
+  if ((row.flags & ~uint32_t{internal::ROW_SAMPLE | internal::ROW_SCORE | internal::ROW_MASKED}) !=
+      0)
     return Bad("flags ", row.flags);
-  RETURN_IF_ERROR(TakeBlocks(slot, row.new_blocks));
-  const uint32_t end = row.start + row.n_tokens;
-  if (uint64_t{end} > uint64_t{slot.blocks.size()} * info_.block_tokens) {
-    return Bad("slot ", row.slot, " has ", slot.blocks.size(), " blocks for ", end, " tokens");
+  if (row.mask != nullptr && ((row.flags & internal::ROW_SAMPLE) == 0 ||
+                              row.mask->size() != TokenMaskBytes(options_.vocab_size))) {
+    return Bad("a mask of ", row.mask->size(), " bytes with flags ", row.flags);
+  }
+  if (uint64_t{row.start} > uint64_t{slot.blocks.size()} * info_.block_tokens) {
+    return Bad("slot ", row.slot, " has ", slot.blocks.size(), " blocks for ", row.start,
+               " tokens before its row");
   }
   for (uint32_t i = 0; i < row.start; ++i) {
     if (Cell(slot, i) != slot.digests[i]) {
       return Bad("slot ", row.slot, ": the KV at position ", i, " is not this sequence's (block ",
                  slot.blocks[i / info_.block_tokens], ")");
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
+  Slot& slot = slots_[row.slot];
+  RETURN_IF_ERROR(TakeBlocks(slot, row.new_blocks));
+  const uint32_t end = row.start + row.n_tokens;
+  if (uint64_t{end} > uint64_t{slot.blocks.size()} * info_.block_tokens) {
+    return Bad("slot ", row.slot, " has ", slot.blocks.size(), " blocks for ", end, " tokens");
   }
   for (uint32_t i = row.start; i < end; ++i) Cell(slot, i) = slot.digests[i];
   slot.computed = end;
@@ -204,7 +229,15 @@ absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
     Append(slot, 0);
     return absl::OkStatus();
   }
-  const uint32_t token = options_.next_token(slot.history, slot.sampling);
+  uint32_t token = options_.next_token(slot.history, slot.sampling);
+  for (uint32_t tries = 0; row.mask != nullptr && !MaskAllows(*row.mask, token); ++tries) {
+    if (tries == options_.vocab_size) {
+      output->set_flags(internal::OUTPUT_NO_TOKEN_ALLOWED);
+      Append(slot, 0);
+      return absl::OkStatus();
+    }
+    token = (token + 1) % options_.vocab_size;
+  }
   output->set_token(token);
   if (slot.sampling.logprobs()) output->set_logprob(-0.5f);
   for (uint32_t i = 0; i < slot.sampling.top_logprobs(); ++i) {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -72,9 +73,12 @@ class FakeWorker {
   struct Row {
     uint32_t slot, slot_gen, start, n_tokens, output_index, flags;
     absl::Span<const uint32_t> new_blocks;
+    const std::string* mask = nullptr;  // with ROW_MASKED
   };
 
   absl::Status Enter(const internal::NewSequence& sequence);
+  // Slot and flags, and that the KV before the row is the sequence's.
+  absl::Status CheckReads(const Row& row);
   absl::Status RunRow(const Row& row, internal::StepResult* result);
   void Score(const Row& row, const Slot& slot, internal::StepScores* scores) const;
   absl::Status TakeBlocks(Slot& slot, absl::Span<const uint32_t> blocks);

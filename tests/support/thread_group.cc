@@ -224,6 +224,7 @@ void ThreadGroup::Submit(std::unique_ptr<internal::StepPlan> plan) {
   };
   auto joint = std::make_shared<Joint>();
   joint->left = options_.world;
+  if (options_.edit_plan) options_.edit_plan(plan.get());
   std::shared_ptr<const internal::StepPlan> shared = std::move(plan);
   for (int rank = 0; rank < options_.world; ++rank) {
     Enqueue(rank, [this, rank, joint, shared] {

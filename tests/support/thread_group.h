@@ -76,6 +76,8 @@ class ThreadGroup : public StepExecutor {
     uint32_t max_slots = 64;
     // Tests that plant a fault wrap the communicator of every rank.
     std::function<std::unique_ptr<Collective>(std::unique_ptr<Collective>)> wrap_collective;
+    // Likewise: changes every plan of the engine before the ranks get it.
+    std::function<void(internal::StepPlan*)> edit_plan;
     // This rank's logits of one output position; called on the rank's step thread, ranks
     // concurrently.
     std::function<void(int rank, uint64_t vocab_begin, uint32_t slot, uint32_t position,

@@ -68,6 +68,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   options.world = static_cast<int>(bind.options().world);
   options.isa = bind.options().isa;
   options.pool = bind.options().pool;
+  ASSIGN_OR_RETURN(options.edited,
+                   bind.Scratch(Sampler::EditedRows(options.max_outputs), options.local_vocab));
   ASSIGN_OR_RETURN(std::unique_ptr<Sampler> sampler, Sampler::Bind(options));
   return std::make_unique<Sample>(std::move(sampler), bind.f32(node.inputs(0)), options.local_vocab,
                                   bind.score_logits(), static_cast<size_t>(options.max_outputs));

@@ -12,11 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 
 #include "proto/graph.pb.h"
 #include "proto/worker.pb.h"
 #include "worker/collective/collective.h"
+#include "worker/collective/tell_ranks.h"
 #include "worker/load/loader.h"
 #include "worker/step/step_runner.h"
 
@@ -30,13 +30,18 @@ struct WorkerBackend {
       const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
       const internal::NumericsOptions& numerics)>
       bind;
-  std::function<absl::StatusOr<std::unique_ptr<Collective>>(const std::string& id, int rank,
-                                                            int world, absl::Duration timeout,
-                                                            const std::atomic<bool>& stop)>
-      join;  // soon over once another thread sets `stop`
+  // `tell` carries what the ranks must know of each other first. Soon over once another thread sets
+  // `stop`.
+  std::function<absl::StatusOr<std::unique_ptr<Collective>>(
+      const internal::JoinCommunicator& join, int rank, int world, const TellRanksFn& tell,
+      const std::atomic<bool>& stop)>
+      join;
   std::function<absl::Status(Collective& collective)> self_test;
   // On the step thread and, at the same time, on a thread of its own; may be empty.
   std::function<internal::MemoryReport()> measure_memory;
+
+  // What the runners that `bind` makes write to, for the metrics; null: nobody asked.
+  const StepProfile* profile = nullptr;
 
   // A bind to any fallback kernel is an error, whatever the coordinator says.
   bool require_fast_kernels = false;

@@ -75,6 +75,11 @@ void StepThread::Run(uint64_t session, std::unique_ptr<internal::StepPlan> plan)
   Push({session, std::move(plan)});
 }
 
+void StepThread::Told(const internal::RendezvousOfAll& all) {
+  absl::MutexLock lock(&mu_);
+  told_ = all;
+}
+
 void StepThread::End(uint64_t session, uint64_t epoch, bool report) {
   absl::MutexLock lock(&mu_);
   if (stopping_) return;
@@ -187,6 +192,7 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
         "assignment for rank ", assign.rank(), " of ", assign.world(), " carries a plan of rank ",
         plan.rank(), " of ", plan.world(), plan.digest().empty() ? " without a digest" : ""));
   }
+  if (metrics_ != nullptr) metrics_->OnAssigned(plan.rank());
   Held held;
   {
     absl::MutexLock lock(&mu_);
@@ -222,9 +228,7 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
     bring_up_.set_pack_us(weights_->pack_us);
     LogInfo("worker: weights loaded rank={} read_bytes={} arena_bytes={} seconds={:.2f}",
             plan.rank(), weights_->read_bytes, weights_->arena_bytes, absl::ToDoubleSeconds(took));
-    if (metrics_ != nullptr) {
-      metrics_->OnLoaded(plan.rank(), weights_->arena_bytes, weights_->read_bytes, took);
-    }
+    if (metrics_ != nullptr) metrics_->OnLoaded(*weights_, took);
   }
   absl::StatusOr<std::unique_ptr<StepRunner>> runner =
       backend_.bind(plan, weights_, assign.numerics());
@@ -245,6 +249,13 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
   if (backend_.require_fast_kernels || assign.numerics().require_fast_kernels())
     RETURN_IF_ERROR(RefuseFallbacks(kernels, rank_));
   bring_up_.set_bind_us(MarkUs());
+  if (metrics_ != nullptr) {
+    static const StepProfile kNone;
+    const StepProfile& profile = backend_.profile == nullptr ? kNone : *backend_.profile;
+    metrics_->OnBound(kernels, bound_->WorkspaceBytes(), profile.kinds);
+    work_ = StepWork(plan.graph(), *weights_, bound_->CacheBytesPerBlock(),
+                     assign.numerics().block_tokens());
+  }
 
   const uint64_t taken = weights_->arena_bytes + bound_->WorkspaceBytes();
   const uint64_t left = memory_bytes_ > taken ? memory_bytes_ - taken : 0;
@@ -275,9 +286,9 @@ void StepThread::DoJoin(uint64_t session, const internal::JoinCommunicator& join
          absl::FailedPreconditionError("asked to join a communicator before weights are loaded"));
     return;
   }
-  absl::StatusOr<std::unique_ptr<Collective>> collective =
-      backend_.join(join.id(), static_cast<int>(rank_), static_cast<int>(world_),
-                    absl::Milliseconds(join.timeout_ms()), stop_joining_);
+  absl::StatusOr<std::unique_ptr<Collective>> collective = backend_.join(
+      join, static_cast<int>(rank_), static_cast<int>(world_),
+      [&](const std::string& mine) { return TellRanks(session, join, mine); }, stop_joining_);
   if (!collective.ok()) {
     Fail(session, epoch_, collective.status());
     return;
@@ -297,6 +308,24 @@ void StepThread::DoJoin(uint64_t session, const internal::JoinCommunicator& join
   send_(session, std::move(message));
 }
 
+absl::StatusOr<std::vector<std::string>> StepThread::TellRanks(
+    uint64_t session, const internal::JoinCommunicator& join, const std::string& mine) {
+  internal::WorkerMessage message;
+  message.mutable_rendezvous()->set_epoch(join.epoch());
+  message.mutable_rendezvous()->set_data(mine);
+  send_(session, std::move(message));
+  absl::MutexLock lock(&mu_);
+  auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return stopping_ || pending_ends_ > 0 || (told_.has_value() && told_->epoch() == join.epoch());
+  };
+  if (!mu_.AwaitWithTimeout(absl::Condition(&over), absl::Milliseconds(join.timeout_ms()))) {
+    return absl::UnavailableError(
+        absl::StrCat("not all ranks told where they are within ", join.timeout_ms(), " ms"));
+  }
+  if (stopping_ || pending_ends_ > 0) return absl::CancelledError("called off");
+  return std::vector<std::string>(told_->data().begin(), told_->data().end());
+}
+
 void StepThread::DoAllocate(uint64_t session, const internal::AllocateCache& allocate) {
   if (epoch_state_ != EpochState::kJoined || allocate.epoch() != epoch_) {
     Fail(session, allocate.epoch(),
@@ -305,6 +334,7 @@ void StepThread::DoAllocate(uint64_t session, const internal::AllocateCache& all
     return;
   }
   WatchCollective(nullptr);  // the runner may drop it
+  if (metrics_ != nullptr) joined_ = MakeTimedCollective(std::move(joined_), metrics_);
   absl::Status status = bound_->StartEpoch(term_, epoch_, std::move(joined_), allocate.blocks());
   if (!status.ok()) {
     Fail(session, epoch_, status);
@@ -316,9 +346,8 @@ void StepThread::DoAllocate(uint64_t session, const internal::AllocateCache& all
     absl::MutexLock lock(&mu_);
     heartbeat_epoch_ = epoch_;
   }
-  if (metrics_ != nullptr) {
-    metrics_->OnCacheAllocated(rank_, bound_->CacheBytesPerBlock() * allocate.blocks());
-  }
+  if (metrics_ != nullptr)
+    metrics_->OnCacheAllocated(bound_->CacheBytesPerBlock() * allocate.blocks());
   LogInfo("worker: epoch begins rank={} term={} epoch={} cache_blocks={}", rank_, term_, epoch_,
           allocate.blocks());
   internal::WorkerMessage message;
@@ -330,6 +359,7 @@ void StepThread::DoAllocate(uint64_t session, const internal::AllocateCache& all
         std::chrono::duration_cast<std::chrono::microseconds>(total).count()));
     LogBringUp();
     first_bring_up_ = bring_up_;
+    if (metrics_ != nullptr) metrics_->OnBringUp(first_bring_up_);
   }
   *message.mutable_ready()->mutable_bring_up() = first_bring_up_;
   send_(session, std::move(message));
@@ -354,15 +384,23 @@ void StepThread::DoRun(uint64_t session, const internal::StepPlan& plan) {
     return;
   }
   if (*result == nullptr) return;  // a duplicate
-  if (metrics_ != nullptr) {
-    metrics_->OnStep(rank_, absl::Microseconds(static_cast<int64_t>((*result)->exec_us())),
-                     static_cast<uint64_t>((*result)->outputs_size()));
-  }
+  if (metrics_ != nullptr) CountStep(plan, **result);
   // In each step the ranks met, and compared what they drew: one of them speaks for all.
   if (rank_ != 0) return;
   internal::WorkerMessage message;
   message.set_allocated_step_result(result->release());
   send_(session, std::move(message));
+}
+
+void StepThread::CountStep(const internal::StepPlan& plan, const internal::StepResult& result) {
+  if (plan.slot().empty()) {
+    metrics_->OnIdleStep();
+    return;
+  }
+  static const std::vector<int64_t> kNone;
+  metrics_->OnStep(absl::Microseconds(static_cast<int64_t>(result.exec_us())),
+                   static_cast<uint64_t>(result.outputs_size()), work_.Of(plan),
+                   backend_.profile == nullptr ? kNone : backend_.profile->op_ns);
 }
 
 void StepThread::DoEnd(uint64_t session, const EndTask& end) {
@@ -382,6 +420,7 @@ void StepThread::LeaveEpoch() {
   {
     absl::MutexLock lock(&mu_);
     watched_ = nullptr;
+    told_.reset();
     heartbeat_epoch_ = 0;
   }
   if (bound_ != nullptr) bound_->EndEpoch();
@@ -396,7 +435,12 @@ void StepThread::Fail(uint64_t session, uint64_t epoch, const absl::Status& stat
     // Aborted on request: the coordinator gets Quiesced, and nobody is to blame.
     if (stopping_ || (epoch != 0 && pending_ends_ > 0)) return;
   }
-  LogError("worker: rank={} term={} epoch={}: {}", rank_, term_, epoch, status.ToString());
+  if (IsCollectiveAbort(status)) {  // as when the group ends in order: another rank was told first
+    LogInfo("worker: rank={} term={} epoch={}: {}", rank_, term_, epoch,
+            std::string(status.message()));
+  } else {
+    LogError("worker: rank={} term={} epoch={}: {}", rank_, term_, epoch, status.ToString());
+  }
   internal::WorkerMessage message;
   internal::Failure& failure = *message.mutable_failure();
   failure.set_code(static_cast<uint32_t>(status.code()));

@@ -14,17 +14,21 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <variant>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
 #include "proto/worker.pb.h"
 #include "worker/metrics.h"
 #include "worker/service/backend.h"
+#include "worker/step/step_work.h"
 
 namespace bitshard {
 
@@ -46,6 +50,8 @@ class StepThread {
   void Join(uint64_t session, internal::JoinCommunicator join);
   void Allocate(uint64_t session, internal::AllocateCache allocate);
   void Run(uint64_t session, std::unique_ptr<internal::StepPlan> plan);
+  // For the join that waits for it.
+  void Told(const internal::RendezvousOfAll& all);
 
   // Aborts the running epoch, drops the tasks that wait for it and the cache. With `report`,
   // Quiesced{epoch} follows.
@@ -77,8 +83,12 @@ class StepThread {
   absl::Status LoadAndBind(uint64_t session, const internal::Assign& assign,
                            internal::Loaded& loaded);
   void DoJoin(uint64_t session, const internal::JoinCommunicator& join);
+  absl::StatusOr<std::vector<std::string>> TellRanks(uint64_t session,
+                                                     const internal::JoinCommunicator& join,
+                                                     const std::string& mine);
   void DoAllocate(uint64_t session, const internal::AllocateCache& allocate);
   void DoRun(uint64_t session, const internal::StepPlan& plan);
+  void CountStep(const internal::StepPlan& plan, const internal::StepResult& result);
   void DoEnd(uint64_t session, const EndTask& end);
   // Time since the last mark, in microseconds; the first one is the process's start.
   uint64_t MarkUs();
@@ -96,6 +106,7 @@ class StepThread {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t pending_ends_ ABSL_GUARDED_BY(mu_) = 0;  // End calls whose task has not run yet
   Collective* watched_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::optional<internal::RendezvousOfAll> told_ ABSL_GUARDED_BY(mu_);  // the last
   std::atomic<bool> stop_joining_{false};  // set together with what watched_ is aborted for
   Held held_ ABSL_GUARDED_BY(mu_);
   uint64_t heartbeat_epoch_ ABSL_GUARDED_BY(mu_) = 0;
@@ -105,6 +116,7 @@ class StepThread {
   // The thread's own.
   std::shared_ptr<const LoadedWeights> weights_;  // shared with the runner
   StepRunner* bound_ = nullptr;                   // == runner_.get()
+  StepWork work_;                                 // of the bound graph, for the metrics
   uint32_t rank_ = 0, world_ = 0;
   uint64_t term_ = 0;
   EpochState epoch_state_ = EpochState::kNone;

@@ -209,6 +209,10 @@ WorkerService::Verdict WorkerService::HandleMessage(internal::CoordinatorMessage
     case internal::CoordinatorMessage::kJoinCommunicator:
       HandleJoin(message.join_communicator());
       break;
+    case internal::CoordinatorMessage::kRendezvousOfAll:
+      if (assigned_ && message.rendezvous_of_all().epoch() == epoch_)
+        step_thread_.Told(message.rendezvous_of_all());
+      break;
     case internal::CoordinatorMessage::kAllocateCache:
       step_thread_.Allocate(session_, message.allocate_cache());
       break;

@@ -43,8 +43,7 @@ class AdmissionTest : public testing::Test {
 
   const absl::Time now_ = absl::FromUnixSeconds(1000);
   int next_name_ = 0;
-  NullEngineMetrics metrics_;
-  Admission admission_{Options(), &metrics_};
+  Admission admission_{Options()};
 };
 
 TEST_F(AdmissionTest, BadFieldsAreInvalidArgumentWithTheField) {
@@ -99,7 +98,8 @@ TEST_F(AdmissionTest, LiveIdOfTheSameCallerIsAlreadyExists) {
   EXPECT_EQ(Admit(request).code(), absl::StatusCode::kAlreadyExists);
   request.caller = "somebody else";
   EXPECT_TRUE(Admit(request).ok());
-  admission_.End(*admission_.Find("somebody else", request.request_id));
+  admission_.End(*admission_.Find("somebody else", request.request_id), EndReason::kStop,
+                 absl::StatusCode::kOk);
   EXPECT_TRUE(Admit(request).ok());
 }
 
@@ -121,10 +121,74 @@ TEST_F(AdmissionTest, RunningRequestsDoNotFillTheQueue) {
   EXPECT_TRUE(Admit(Request()).ok());
 }
 
+TEST_F(AdmissionTest, BatchAndInteractiveRequestsHaveQueuesOfTheirOwn) {
+  GenerateRequest batch = Request();
+  for (int i = 0; i < 3; ++i) {
+    batch = Request();
+    batch.batch = true;
+    ASSERT_TRUE(Admit(batch).ok());
+  }
+  batch = Request();
+  batch.batch = true;
+  EXPECT_EQ(ErrorReason(Admit(batch)), std::string(kReasonQueueFull));
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Admit(Request()).ok());
+  EXPECT_EQ(ErrorReason(Admit(Request())), std::string(kReasonQueueFull));
+  // One of the batch requests starts: there is room for another one of them.
+  admission_.Started(1);
+  EngineStats stats = admission_.Stats();
+  stats.running = 1;
+  admission_.SetScheduling(stats, 10);
+  EXPECT_TRUE(Admit(batch).ok());
+  EXPECT_FALSE(Admit(Request()).ok());
+}
+
+TEST_F(AdmissionTest, TheEndOfTheQueueIsKeptFromATenantThatHoldsMostOfIt) {
+  Engine::Options options = Options();
+  options.max_waiting = 16;
+  options.max_waiting_tokens = 1000;
+  Admission admission(options);
+  EngineStats stats;
+  stats.group = EngineStats::GroupState::kReady;
+  stats.max_request_tokens = 1000;
+  admission.SetScheduling(stats, 0);
+  const auto admit = [&](const std::string& caller) {
+    GenerateRequest request = Request();
+    request.caller = caller;
+    return admission.Admit(request, now_).status();
+  };
+  for (int i = 0; i < 14; ++i) ASSERT_TRUE(admit("heavy").ok()) << i;
+  EXPECT_EQ(ErrorReason(admit("heavy")), std::string(kReasonQueueFull));
+  EXPECT_TRUE(admit("light").ok());
+  EXPECT_TRUE(admit("another").ok());
+  EXPECT_FALSE(admit("light").ok());
+}
+
+TEST_F(AdmissionTest, AWaitBeyondTheDeadlineIsRefusedWithTheTimeToComeAgain) {
+  EngineStats stats = admission_.Stats();
+  stats.rates = {.prefill_token_seconds = 0.1, .decode_step_seconds = 0, .outputs = 0};
+  stats.places = 8;
+  admission_.SetScheduling(stats, 0);
+  ASSERT_TRUE(Admit(Request(50)).ok());
+  EXPECT_EQ(admission_.Stats().predicted_wait, absl::Seconds(5));
+  GenerateRequest request = Request();
+  request.deadline = now_ + absl::Seconds(2);
+  const absl::Status status = Admit(request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ErrorReason(status), std::string(kReasonQueueWait));
+  EXPECT_EQ(RetryDelay(status), absl::Seconds(3));
+  request.deadline = now_ + absl::Seconds(6);
+  EXPECT_TRUE(Admit(request).ok());
+  // While a group is being rebuilt nobody knows how long it takes.
+  stats = admission_.Stats();
+  stats.group = EngineStats::GroupState::kLost;
+  admission_.SetScheduling(stats, 0);
+  EXPECT_EQ(admission_.Stats().predicted_wait, absl::ZeroDuration());
+}
+
 TEST_F(AdmissionTest, QueuedTokensAreBoundedButOneLargeRequestMayCome) {
   ASSERT_TRUE(Admit(Request(500)).ok());
   EXPECT_EQ(Admit(Request(1)).code(), absl::StatusCode::kResourceExhausted);
-  admission_.End(*admission_.Find("", "0"));
+  admission_.End(*admission_.Find("", "0"), EndReason::kStop, absl::StatusCode::kOk);
   ASSERT_TRUE(Admit(Request(60)).ok());
   EXPECT_EQ(Admit(Request(41)).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(Admit(Request(40)).ok());
@@ -146,7 +210,7 @@ TEST_F(AdmissionTest, BookAddsUpWhateverComesAndGoes) {
   ASSERT_TRUE(Admit(Request()).ok());
   ASSERT_TRUE(Admit(Request()).ok());
   EXPECT_FALSE(Admit(Request(0)).ok());
-  admission_.End(*admission_.Find("", "0"));
+  admission_.End(*admission_.Find("", "0"), EndReason::kStop, absl::StatusCode::kOk);
   const EngineStats stats = admission_.Stats();
   EXPECT_EQ(stats.received, 3u);
   EXPECT_EQ(stats.rejected, 1u);

@@ -22,24 +22,27 @@ namespace bitshard {
 // Keeps the sums that the tests compare.
 class CountingMetrics : public NullEngineMetrics {
  public:
-  void Received() override { ++received; }
-  void Rejected(RejectReason reason) override { rejected.push_back(reason); }
   void Ended(const RequestSummary& summary) override { ended.push_back(summary); }
   void StepEnded(const StepSummary& summary) override { steps.push_back(summary); }
-  void FirstToken(absl::Duration) override { ++first_tokens; }
   void InterToken(absl::Duration) override { ++gaps; }
   void GeneratedTokens(uint32_t tokens) override { generated_tokens += tokens; }
   void Preempted(uint32_t requests) override { preempted += requests; }
+  void GroupLost(LossCause cause) override { losses.push_back(cause); }
+  void GroupRebuilt(LossCause cause, uint32_t requests) override {
+    rebuilds.push_back(cause);
+    resumed += requests;
+  }
 
-  uint64_t received = 0, first_tokens = 0, gaps = 0, generated_tokens = 0, preempted = 0;
-  std::vector<RejectReason> rejected;
+  uint64_t gaps = 0, generated_tokens = 0, preempted = 0, resumed = 0;
+  std::vector<LossCause> losses, rebuilds;
   std::vector<RequestSummary> ended;
   std::vector<StepSummary> steps;
 };
 
 class CoreHarness : public StepListener, private EngineCore::Observer {
  public:
-  explicit CoreHarness(const Engine::Options& options, FakeExecutor::Options executor_options = {})
+  explicit CoreHarness(const Engine::Options& options, FakeExecutor::Options executor_options = {},
+                       MaskRunner* masks = nullptr)
       : tokenizer_(MakeByteTokenizer()),
         executor_([&] {
           executor_options.mode = FakeExecutor::Mode::kManual;
@@ -47,8 +50,8 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
             executor_options.worker.vocab_size = kByteTokenizerVocab;
           return executor_options;
         }()),
-        admission_(options, &metrics_),
-        core_(options, tokenizer_.get(), &executor_, &metrics_, this) {
+        admission_(options),
+        core_(options, tokenizer_.get(), &executor_, &metrics_, this, masks) {
     executor_.Start(this);
   }
 
@@ -74,8 +77,8 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
     return sink;
   }
 
-  void Cancel(const std::string& name) {
-    const std::optional<SequenceId> id = admission_.Find("", name);
+  void Cancel(const std::string& name, const std::string& caller = "") {
+    const std::optional<SequenceId> id = admission_.Find(caller, name);
     if (id.has_value()) core_.Cancel(*id, now_);
     Advance();
   }
@@ -98,6 +101,8 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
     Publish();
     CheckAll();
   }
+  // Time passes, and the engine does not look yet.
+  void Pass(absl::Duration time) { now_ += time; }
   void Wait(absl::Duration time) {
     now_ += time;
     Advance();
@@ -123,9 +128,10 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
   }
 
  private:
-  void BeforeEnd(SequenceId id) override {
+  void OnStarted(SequenceId id) override { admission_.Started(id); }
+  void BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) override {
     EXPECT_FALSE(core_.scheduler().Contains(id)) << "an end while blocks are still held";
-    admission_.End(id);
+    admission_.End(id, reason, code);
     Publish();
   }
 
@@ -141,8 +147,23 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
     const EngineStats stats = Stats();
     ASSERT_EQ(stats.received, stats.finished + stats.rejected + stats.waiting + stats.running);
     ASSERT_EQ(stats.waiting, core_.scheduler().waiting());
-    ASSERT_EQ(stats.blocks_total, stats.blocks_free + stats.blocks_used + stats.blocks_quarantined);
+    ASSERT_EQ(stats.blocks_total, stats.blocks_free + stats.blocks_cached + stats.blocks_used +
+                                      stats.blocks_quarantined);
     ASSERT_EQ(stats.finished, metrics_.ended.size());
+    uint64_t rejected = 0, ended = 0;
+    for (const uint64_t count : stats.ledger.rejected) rejected += count;
+    for (const auto& of_reason : stats.ledger.ended) {
+      for (const uint64_t count : of_reason) ended += count;
+    }
+    ASSERT_EQ(stats.rejected, rejected);
+    ASSERT_EQ(stats.finished, ended);
+    // A request is always in exactly one phase.
+    if (!metrics_.ended.empty()) {
+      const RequestSummary& last = metrics_.ended.back();
+      ASSERT_EQ(
+          last.frontend + last.queue + last.prefill + last.decode + last.recompute + last.paused,
+          last.e2e);
+    }
     ASSERT_EQ(stats.tokens, metrics_.generated_tokens);
   }
 

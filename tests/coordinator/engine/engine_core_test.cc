@@ -35,8 +35,7 @@ TEST(EngineCore, RequestGetsItsTokensAndOneEnd) {
   EXPECT_EQ(end.prompt_tokens, 3u);
   EXPECT_EQ(end.completion_tokens, 8u);
   EXPECT_EQ(sink->text(), "hello he");
-  EXPECT_EQ(engine.Stats().blocks_free, 64u);
-  EXPECT_EQ(engine.metrics().first_tokens, 1u);
+  EXPECT_EQ(engine.Stats().blocks_free + engine.Stats().blocks_cached, 64u);
   EXPECT_EQ(engine.metrics().gaps, 7u);
 }
 
@@ -54,7 +53,7 @@ TEST(EngineCore, StopStringEndsTheRequestAndGivesItsBlocksBack) {
   EXPECT_EQ(end.matched_stop, "o w");
   EXPECT_EQ(end.completion_tokens, 7u);
   EXPECT_EQ(sink->text(), "hell");
-  EXPECT_EQ(engine.Stats().blocks_free, 64u);
+  EXPECT_EQ(engine.Stats().blocks_free + engine.Stats().blocks_cached, 64u);
 }
 
 TEST(EngineCore, LogprobsComeWithEachTokenWhenAskedFor) {
@@ -107,7 +106,7 @@ TEST(EngineCore, DeadlineWhileRunningFreesTheBlocksAtOnceAndTheStepInFlightIsHar
   const RequestEnd end = sink->AwaitEnd();
   EXPECT_EQ(end.status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(end.completion_tokens, 2u);
-  EXPECT_EQ(engine.Stats().blocks_free, 64u);
+  EXPECT_EQ(engine.Stats().blocks_free + engine.Stats().blocks_cached, 64u);
   engine.Step();
   EXPECT_EQ(engine.Stats().stale_outputs, 1u);
 }
@@ -121,7 +120,7 @@ TEST(EngineCore, CancelEndsCancelledAndFreesTheBlocks) {
   engine.Step();
   engine.Cancel("x");
   EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kCancelled);
-  EXPECT_EQ(engine.Stats().blocks_free, 64u);
+  EXPECT_EQ(engine.Stats().blocks_free + engine.Stats().blocks_cached, 64u);
   engine.Cancel("x");                               // too late: nothing happens
   EXPECT_EQ(engine.Send(request)->ended(), false);  // the name is free again
 }
@@ -223,7 +222,76 @@ TEST(EngineCore, NonFiniteLogitsEndThatRequestAloneAndItsBlocksAreSetAside) {
   EXPECT_EQ(ErrorReason(end.status), std::string(kReasonNonFinite));
   EXPECT_EQ(end.completion_tokens, 16u);
   EXPECT_EQ(engine.Stats().blocks_quarantined, 2u);
-  EXPECT_EQ(engine.Stats().blocks_free, 62u);
+  EXPECT_EQ(engine.Stats().blocks_free + engine.Stats().blocks_cached, 62u);
+}
+
+TEST(EngineCore, PrefixThatIsCachedIsNotComputedAgainAndTheUsageSaysSo) {
+  CoreHarness engine({}, Group(64));
+  engine.MakeReady();
+  const std::string prefix(40, 'p');
+  const auto first = engine.Send(Request(prefix + "one", 4));
+  engine.StepUntilIdle();
+  EXPECT_EQ(first->AwaitEnd().cached_tokens, 0u);
+  const uint64_t computed = engine.executor().computed_tokens();
+  const auto second = engine.Send(Request(prefix + "two", 4));
+  engine.StepUntilIdle();
+  const RequestEnd end = second->AwaitEnd();
+  EXPECT_EQ(end.prompt_tokens, 43u);
+  EXPECT_EQ(end.cached_tokens, 32u);
+  EXPECT_EQ(engine.metrics().ended.back().cached_tokens, 32u);
+  EXPECT_EQ(engine.executor().computed_tokens() - computed, 43u - 32 + 3);
+  EXPECT_EQ(engine.Stats().prefix_query_tokens, 2u * 43);
+  EXPECT_EQ(engine.Stats().prefix_hit_tokens, 32u);
+  EXPECT_EQ(engine.Stats().blocks_used, 0u);
+  EXPECT_EQ(engine.Stats().blocks_cached, 2u);
+}
+
+TEST(EngineCore, SaltsKeepPrefixesApart) {
+  Engine::Options options;
+  options.model_fingerprint = "model";
+  CoreHarness engine(options, Group(64));
+  engine.MakeReady();
+  const auto cached = [&](const std::string& salt) {
+    GenerateRequest request = Request(std::string(40, 'p'), 4);
+    request.cache_salt = salt;
+    const auto sink = engine.Send(std::move(request));
+    engine.StepUntilIdle();
+    return sink->AwaitEnd().cached_tokens;
+  };
+  EXPECT_EQ(cached("mine"), 0u);
+  EXPECT_EQ(cached("yours"), 0u);
+  EXPECT_EQ(cached(""), 0u);
+  EXPECT_EQ(cached("mine"), 32u);
+  EXPECT_EQ(cached(""), 32u);
+}
+
+TEST(EngineCore, PrefixCacheCanBeTurnedOff) {
+  Engine::Options options;
+  options.prefix_cache = false;
+  CoreHarness engine(options, Group(64));
+  engine.MakeReady();
+  for (int i = 0; i < 2; ++i) {
+    const auto sink = engine.Send(Request(std::string(40, 'p'), 4));
+    engine.StepUntilIdle();
+    EXPECT_EQ(sink->AwaitEnd().cached_tokens, 0u);
+  }
+  EXPECT_EQ(engine.Stats().blocks_free, 64u);
+  EXPECT_EQ(engine.Stats().prefix_query_tokens, 0u);
+}
+
+TEST(EngineCore, LostGroupTakesThePrefixCacheWithIt) {
+  Engine::Options options;
+  options.fail_on_group_loss = false;
+  CoreHarness engine(options, Group(64));
+  engine.MakeReady();
+  (void)engine.Send(Request(std::string(40, 'p'), 4));
+  engine.StepUntilIdle();
+  engine.executor().LoseGroup(absl::UnavailableError("gone"));
+  engine.Advance();
+  engine.MakeReady();
+  const auto sink = engine.Send(Request(std::string(40, 'p'), 4));
+  engine.StepUntilIdle();
+  EXPECT_EQ(sink->AwaitEnd().cached_tokens, 0u);
 }
 
 TEST(EngineCore, MissingOutputEndsTheRequestInternal) {
@@ -336,119 +404,6 @@ TEST(EngineCore, StepKindsTellPrefillDecodeAndMixed) {
   EXPECT_EQ(steps[1].kind, StepKind::kDecode);
   EXPECT_EQ(steps[2].kind, StepKind::kMixed);
   EXPECT_EQ(steps[2].tokens, 5u);
-}
-
-GenerateRequest ScoreRequest(const std::string& text, uint32_t score_from = 0) {
-  GenerateRequest request = Request(text, 0);
-  request.score_from = score_from;
-  request.logprobs = true;
-  request.top_logprobs = 2;
-  return request;
-}
-
-void ExpectScores(const RequestEnd& end, const std::string& text, uint32_t first) {
-  ASSERT_TRUE(end.status.ok()) << end.status;
-  ASSERT_EQ(end.scores.size(), text.size() - first);
-  for (size_t i = 0; i < end.scores.size(); ++i) {
-    const uint32_t place = first + static_cast<uint32_t>(i);
-    EXPECT_EQ(end.scores[i].chosen,
-              FakeWorker::ScoreOf(static_cast<unsigned char>(text[place]), place));
-    ASSERT_EQ(end.scores[i].top.size(), 2u);
-    EXPECT_EQ(end.scores[i].top[1], (std::pair<int32_t, float>(1, -1.0f)));
-  }
-}
-
-const std::string kScored = "forty-two letters are enough for some steps.";
-
-TEST(EngineCoreScores, GivenTokensAreScoredWithoutGeneratingAny) {
-  CoreHarness engine({}, Group(64, 8, /*step_tokens=*/16));
-  engine.MakeReady();
-  const auto all = engine.Send(ScoreRequest(kScored));
-  const auto tail = engine.Send(ScoreRequest(kScored, 30));
-  const auto one = engine.Send(ScoreRequest("x"));
-  engine.StepUntilIdle();
-  ExpectScores(all->AwaitEnd(), kScored, 1);
-  ExpectScores(tail->AwaitEnd(), kScored, 30);
-  EXPECT_TRUE(one->AwaitEnd().status.ok());
-  EXPECT_TRUE(one->AwaitEnd().scores.empty());
-  EXPECT_EQ(engine.Stats().tokens, 0u);
-  EXPECT_EQ(engine.Stats().blocks_free, 64u);
-  EXPECT_EQ(all->AwaitEnd().completion_tokens, 0u);
-}
-
-TEST(EngineCoreScores, APreemptedOrRebuiltRequestIsScoredOnceAndWhole) {
-  Engine::Options options;
-  options.fail_on_group_loss = false;
-  // Blocks for one and a half of them: they must give way to each other.
-  CoreHarness engine(options, Group(/*blocks=*/5, 8, /*step_tokens=*/8));
-  engine.MakeReady();
-  const auto a = engine.Send(ScoreRequest(kScored));
-  const auto b = engine.Send(ScoreRequest(kScored));
-  for (int i = 0; i < 3; ++i) engine.Step();
-  engine.executor().LoseGroup(absl::UnavailableError("test"));
-  engine.MakeReady();
-  engine.StepUntilIdle();
-  ExpectScores(a->AwaitEnd(), kScored, 1);
-  ExpectScores(b->AwaitEnd(), kScored, 1);
-}
-
-TEST(EngineCoreScores, CancelAndDeadlineEndARunningOneAndGiveItsBlocksBack) {
-  CoreHarness engine({}, Group(64, 8, /*step_tokens=*/8));
-  engine.MakeReady();
-  GenerateRequest cancelled = ScoreRequest(kScored), late = ScoreRequest(kScored);
-  cancelled.request_id = "cancelled";
-  late.deadline = engine.now() + absl::Seconds(1);
-  const auto a = engine.Send(cancelled);
-  const auto b = engine.Send(late);
-  engine.Step();
-  engine.Cancel("cancelled");
-  engine.Wait(absl::Seconds(2));
-  EXPECT_EQ(a->AwaitEnd().status.code(), absl::StatusCode::kCancelled);
-  EXPECT_EQ(b->AwaitEnd().status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_TRUE(b->AwaitEnd().scores.empty());
-  engine.Step();
-  EXPECT_EQ(engine.Stats().blocks_free, 64u);
-}
-
-TEST(EngineCoreScores, ADeadlineSaysHowManyTokensWereScored) {
-  CoreHarness engine({}, Group(64, 8, /*step_tokens=*/8));
-  engine.MakeReady();
-  GenerateRequest late = ScoreRequest(kScored);
-  late.deadline = engine.now() + absl::Seconds(1);
-  const auto sink = engine.Send(late);
-  engine.Step();
-  engine.Wait(absl::Seconds(2));
-  EXPECT_EQ(sink->AwaitEnd().status.message(), "the deadline passed after 8 scored tokens");
-}
-
-TEST(EngineCoreScores, NonFiniteLogitsEndTheRequestAlone) {
-  FakeExecutor::Options group = Group(64, 8, /*step_tokens=*/8);
-  group.worker.non_finite = [](absl::Span<const uint32_t> history) {
-    return history[0] == 'b' && history.size() == 20;
-  };
-  CoreHarness engine({}, group);
-  engine.MakeReady();
-  const auto good = engine.Send(ScoreRequest(kScored));
-  const auto bad = engine.Send(ScoreRequest("b" + kScored));
-  engine.StepUntilIdle();
-  ExpectScores(good->AwaitEnd(), kScored, 1);
-  EXPECT_EQ(bad->AwaitEnd().status.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(ErrorReason(bad->AwaitEnd().status), kReasonNonFinite);
-}
-
-TEST(EngineCoreScores, OnlyTheTokensThemselvesMustFitTheContext) {
-  Engine::Options options;
-  options.context_tokens = static_cast<uint32_t>(kScored.size());
-  CoreHarness engine(options, Group(64));
-  engine.MakeReady();
-  const auto fits = engine.Send(ScoreRequest(kScored));
-  engine.StepUntilIdle();
-  ExpectScores(fits->AwaitEnd(), kScored, 1);
-  EXPECT_EQ(
-      ErrorReason(engine.Submit(ScoreRequest(kScored + "!"), std::make_shared<RecordingSink>())),
-      kReasonPromptTooLong);
-  EXPECT_EQ(engine.Submit(ScoreRequest("abc", 4), std::make_shared<RecordingSink>()).code(),
-            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ class Simulation {
  public:
   struct Seen {
     std::map<absl::StatusCode, int> ends;
-    int64_t preempted = 0, lost_groups = 0, resumed = 0;
+    int64_t preempted = 0, lost_groups = 0, resumed = 0, cached_tokens = 0;
   };
 
   explicit Simulation(uint32_t seed)
@@ -45,9 +45,11 @@ class Simulation {
         options_(RandomOptions()),
         group_(RandomGroup()),
         engine_(options_, group_),
-        alone_(
-            {.token_budget = 64, .max_running = 1, .idle_plan_interval = absl::InfiniteDuration()},
-            BigGroup()) {
+        alone_({.token_budget = 64,
+                .max_running = 1,
+                .prefix_cache = false,
+                .idle_plan_interval = absl::InfiniteDuration()},
+               BigGroup()) {
     engine_.MakeReady();
     alone_.MakeReady();
   }
@@ -57,7 +59,10 @@ class Simulation {
     for (int turn = 0; sent < requests || engine_.core().live() > 0; ++turn) {
       ASSERT_LT(turn, 100000) << "no end in sight";
       if (sent < requests && Percent(40)) Send(sent++);
-      if (Percent(5)) engine_.Cancel(std::to_string(Below(requests)));
+      if (Percent(5)) {
+        const int victim = static_cast<int>(Below(static_cast<uint32_t>(requests)));
+        engine_.Cancel(std::to_string(victim), CallerOf(victim));
+      }
       if (Percent(10)) engine_.Wait(absl::Milliseconds(Below(400)));
       if (Percent(1) && ready_) {
         ready_ = false;
@@ -86,6 +91,7 @@ class Simulation {
       if (testing::Test::HasFatalFailure()) return;
     }
     seen.preempted += static_cast<int64_t>(engine_.metrics().preempted);
+    seen.cached_tokens += static_cast<int64_t>(stats.prefix_hit_tokens);
   }
 
  private:
@@ -96,6 +102,7 @@ class Simulation {
 
   uint32_t Below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
   bool Percent(uint32_t percent) { return Below(100) < percent; }
+  static std::string CallerOf(int name) { return std::string(static_cast<size_t>(name % 3), 'a'); }
 
   Engine::Options RandomOptions() {
     Engine::Options options;
@@ -104,6 +111,9 @@ class Simulation {
     options.max_running = 1 + Below(8);
     options.max_waiting = Percent(80) ? 1000 : 1 + Below(6);
     options.async_depth = 1 + Below(2);
+    options.prefix_cache = Percent(80);
+    if (Percent(30)) options.itl_slo = absl::Microseconds(1);  // steps take as long
+    options.tenant_weights = {{"a", 0.5 + Below(4)}};
     options.fail_on_group_loss = Percent(30);
     options.idle_plan_interval = absl::Milliseconds(100 + Below(500));
     return options;
@@ -130,8 +140,16 @@ class Simulation {
   void Send(int name) {
     GenerateRequest request;
     request.request_id = std::to_string(name);
+    request.caller = CallerOf(name);
+    request.batch = Percent(20);
     const uint32_t n_prompt = 1 + Below(60);
-    for (uint32_t i = 0; i < n_prompt; ++i)
+    if (Percent(50)) {  // some begin alike
+      const uint32_t common = Below(n_prompt);
+      for (uint32_t i = 0; i < common; ++i)
+        request.prompt_tokens.push_back('a' + static_cast<int32_t>(i * i % 13));
+      if (Percent(20)) request.cache_salt = "salt";
+    }
+    while (request.prompt_tokens.size() < n_prompt)
       request.prompt_tokens.push_back('a' + static_cast<int32_t>(Below(16)));
     request.max_tokens = 1 + Below(50);
     request.seed = random_();
@@ -218,6 +236,7 @@ TEST(EngineProperty, EachRequestEndsOnceWithWhatItWouldGetAlone) {
   EXPECT_GT(seen.ends[absl::StatusCode::kInternal], kSeeds / 5);
   EXPECT_GT(seen.ends[absl::StatusCode::kUnavailable], kSeeds / 5);
   EXPECT_GT(seen.preempted, 2 * kSeeds);
+  EXPECT_GT(seen.cached_tokens, 10 * kSeeds);
   EXPECT_GT(seen.lost_groups, kSeeds / 2);
   EXPECT_GT(seen.resumed, kSeeds);
 }

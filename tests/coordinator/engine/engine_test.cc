@@ -65,7 +65,7 @@ TEST_F(EngineTest, RequestRunsToItsEnd) {
   const EngineStats stats = engine_->Stats();  // counted before the caller hears of it
   EXPECT_EQ(stats.finished, 1u);
   EXPECT_EQ(stats.running + stats.waiting, 0u);
-  EXPECT_EQ(stats.blocks_free, stats.blocks_total);
+  EXPECT_EQ(stats.blocks_free + stats.blocks_cached, stats.blocks_total);
 }
 
 TEST_F(EngineTest, GroupThatIsStillFormingIsUnavailable) {
@@ -290,8 +290,8 @@ TEST_F(EngineTest, NothingIsLostUnderConcurrentCallersAndLostGroups) {
     while (callers_left > 0) {
       const EngineStats stats = engine_->Stats();
       EXPECT_EQ(stats.received, stats.finished + stats.rejected + stats.waiting + stats.running);
-      EXPECT_EQ(stats.blocks_total,
-                stats.blocks_free + stats.blocks_used + stats.blocks_quarantined);
+      EXPECT_EQ(stats.blocks_total, stats.blocks_free + stats.blocks_cached + stats.blocks_used +
+                                        stats.blocks_quarantined);
       std::this_thread::yield();
     }
   });

@@ -53,6 +53,26 @@ TEST_F(TextStreamTest, MaxTokensEndsWithLength) {
   EXPECT_EQ(outcome.shown, "hello");
 }
 
+TEST_F(TextStreamTest, NothingEndsItInTheFirstMinTokens) {
+  GenerateRequest request;
+  request.stop = {"ll"};
+  request.stop_token_ids = {'e'};
+  request.min_tokens = 4;
+  Outcome outcome = Run(request, Bytes("hello jello"));
+  ASSERT_TRUE(outcome.end.has_value());
+  EXPECT_EQ(outcome.end->matched_token, 'e');
+  EXPECT_EQ(outcome.shown, "hello j");
+  // A stop string must lie behind them as a whole.
+  request.stop_token_ids.clear();
+  request.min_tokens = 3;
+  outcome = Run(request, Bytes("hello jello"));
+  ASSERT_TRUE(outcome.end.has_value());
+  EXPECT_EQ(outcome.end->matched_stop, "ll");
+  EXPECT_EQ(outcome.shown, "hello je");
+  request.min_tokens = 2;
+  EXPECT_EQ(Run(request, Bytes("hello jello")).shown, "he");
+}
+
 TEST_F(TextStreamTest, StopStringAcrossTokensEndsTheTextBeforeIt) {
   GenerateRequest request;
   request.stop = {"xyz", "lo w"};

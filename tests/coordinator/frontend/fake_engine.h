@@ -75,6 +75,13 @@ class FakeEngine : public Engine {
     stats_ = stats;
   }
 
+  // Lets go of the sinks.
+  void ForgetAll() {
+    std::vector<Submitted> submitted;
+    std::lock_guard<std::mutex> lock(mu_);
+    submitted.swap(submitted_);
+  }
+
   static TokenDelta Delta(uint32_t index, const std::string& text) {
     TokenDelta delta;
     for (const char c : text) delta.tokens.push_back(static_cast<unsigned char>(c));

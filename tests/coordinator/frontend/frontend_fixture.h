@@ -2,7 +2,9 @@
 // tests have in common.
 #pragma once
 
+#include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,20 +32,52 @@ inline constexpr char kTestTemplate[] =
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if "
     "add_generation_prompt %}<a>{% endif %}";
 
-// The reasons of the requests that the frontend refuses by itself.
-class RecordedRefusals : public NullEngineMetrics {
+// The reasons of the requests that the frontend refuses by itself, and how often everything else
+// happened.
+class RecordedMetrics : public NullEngineMetrics {
  public:
-  void Rejected(RejectReason reason) override {
+  void Refused(RejectReason reason) override {
     std::lock_guard<std::mutex> lock(mu_);
     reasons_.push_back(reason);
   }
+  void Received(Face) override { Count("received"); }
+  void RefusalSent(absl::Duration) override { Count("refusals"); }
+  void FirstToken(absl::Duration) override { Count("first_tokens"); }
+  void EndedWithoutToken() override { Count("without_token"); }
+  void TokenizerTime(TokenizerOp op, absl::Duration) override { Count(std::string(Name(op))); }
+  void StreamBacklog(int64_t change) override { Count("backlog", change); }
+  void Coalesced() override { Count("coalesced"); }
+  void SlowReaderEnded() override { Count("slow_readers"); }
+  void CallStarted(absl::string_view method) override { Count(absl::StrCat("start ", method)); }
+  void CallEnded(absl::string_view method, absl::StatusCode code, absl::Duration) override {
+    Count(absl::StrCat(absl::StatusCodeToString(code), " ", method));
+  }
+
   std::vector<RejectReason> Take() {
     std::lock_guard<std::mutex> lock(mu_);
     return std::exchange(reasons_, {});
   }
+  int64_t Seen(const std::string& what) {
+    std::lock_guard<std::mutex> lock(mu_);
+    return counts_[what];
+  }
+  // Waits until it has happened so often; what calls tell at their very end comes a moment later.
+  void Await(const std::string& what, int64_t times) {
+    std::unique_lock<std::mutex> lock(mu_);
+    changed_.wait(lock, [&] { return counts_[what] >= times; });
+    EXPECT_EQ(counts_[what], times) << what;
+  }
 
  private:
+  void Count(const std::string& what, int64_t change = 1) {
+    std::lock_guard<std::mutex> lock(mu_);
+    counts_[what] += change;
+    changed_.notify_all();
+  }
+
   std::mutex mu_;
+  std::condition_variable changed_;
+  std::map<std::string, int64_t> counts_;
   std::vector<RejectReason> reasons_;
 };
 
@@ -130,8 +164,8 @@ class FrontendTest : public ::testing::Test {
     return status;
   }
 
+  RecordedMetrics metrics_;  // outlives the calls, which the engine holds
   FakeEngine engine_;
-  RecordedRefusals metrics_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::optional<ChatTemplate> chat_template_;
   ServedModel model_;

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
 #include "gtest/gtest.h"
 
 #include "coordinator/frontend/readiness.h"
@@ -198,6 +200,8 @@ class AdminTest : public FrontendTest {
     group_.ranks[0].memory_age = absl::Seconds(1);
     group_.ranks[1].rank = 1;
     group_.spares.push_back({.host = "h", .pid = 10});
+    options_.admin.load.max_waiting = 20;
+    options_.admin.load.max_waiting_tokens = 3000;
     StartServer();
     admin_ = v1::Admin::NewStub(Channel(server_->ports().admin));
   }
@@ -205,7 +209,10 @@ class AdminTest : public FrontendTest {
 };
 
 TEST_F(AdminTest, StatusTellsTermEpochAndRanks) {
-  engine_.set_stats(Ready());
+  EngineStats stats = Ready();
+  stats.steps = 50;
+  stats.epoch_steps = 7;
+  engine_.set_stats(stats);
   grpc::ClientContext context;
   v1::GetStatusResponse response;
   ASSERT_TRUE(admin_->GetStatus(&context, v1::GetStatusRequest(), &response).ok());
@@ -223,6 +230,81 @@ TEST_F(AdminTest, StatusTellsTermEpochAndRanks) {
   EXPECT_EQ(status.ranks(0).heartbeat_age().nanos(), 20'000'000);
   EXPECT_EQ(status.ranks(1).phase(), v1::RANK_PHASE_MISSING);
   EXPECT_EQ(status.model(), "tiny");
+  EXPECT_EQ(status.steps(), 7u);  // of this epoch
+  EXPECT_FALSE(status.draining());
+  EXPECT_FALSE(status.load().draining());
+}
+
+// Every field of `message` and below is set.
+void ExpectFilled(const google::protobuf::Message& message) {
+  const google::protobuf::Descriptor& type = *message.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *type.field(i);
+    ASSERT_FALSE(field.is_repeated()) << field.full_name();
+    EXPECT_TRUE(message.GetReflection()->HasField(message, &field)) << field.full_name();
+    if (field.message_type() != nullptr && field.message_type()->file() == type.file())
+      ExpectFilled(message.GetReflection()->GetMessage(message, &field));
+  }
+}
+
+TEST_F(AdminTest, LoadIsWhole) {
+  EngineStats stats = Ready();
+  stats.running = 2;
+  stats.waiting = 3;
+  stats.waiting_tokens = 400;
+  stats.predicted_wait = absl::Milliseconds(1500);
+  stats.places = 8;
+  stats.blocks_total = 10;
+  stats.blocks_used = 5;
+  const absl::Time now = absl::Now();
+  stats.prompt_rate.Add(1000, now);
+  stats.output_rate.Add(100, now);
+  engine_.set_stats(stats);
+  grpc::ClientContext context;
+  v1::GetLoadResponse response;
+  ASSERT_TRUE(admin_->GetLoad(&context, v1::GetLoadRequest(), &response).ok());
+  const v1::Load& load = response.load();
+  ExpectFilled(response);
+  EXPECT_EQ(load.waiting_tokens(), 400u);
+  EXPECT_EQ(load.predicted_wait().seconds(), 1);
+  EXPECT_EQ(load.predicted_wait().nanos(), 500'000'000);
+  EXPECT_EQ(load.max_running(), 8u);
+  EXPECT_EQ(load.max_waiting(), 20u);
+  EXPECT_EQ(load.max_waiting_tokens(), 3000u);
+  EXPECT_GT(load.generated_tokens_per_second(), 0);
+  EXPECT_NEAR(load.prompt_tokens_per_second(), 10 * load.generated_tokens_per_second(),
+              0.01 * load.prompt_tokens_per_second());
+}
+
+// When Drain is answered, readiness is down already and everybody is told.
+TEST_F(AdminTest, DrainTakesReadinessDownBeforeItAnswers) {
+  engine_.set_stats(Ready());
+  const auto health = grpc::health::v1::Health::NewStub(Channel(server_->ports().health));
+  const auto ready = [&] {
+    grpc::ClientContext context;
+    HealthCheckRequest request;
+    HealthCheckResponse response;
+    EXPECT_TRUE(health->Check(&context, request, &response).ok());
+    return response.status() == HealthCheckResponse::SERVING;
+  };
+  ASSERT_TRUE(ready());
+  v1::DrainRequest drain;
+  drain.mutable_timeout()->set_seconds(-1);
+  v1::DrainResponse drained;
+  grpc::ClientContext bad;
+  EXPECT_EQ(admin_->Drain(&bad, drain, &drained).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(ready());
+  drain.mutable_timeout()->set_seconds(5);
+  grpc::ClientContext good;
+  ASSERT_TRUE(admin_->Drain(&good, drain, &drained).ok());
+  EXPECT_EQ(drained_, absl::Seconds(5));
+  EXPECT_FALSE(ready());
+  grpc::ClientContext context;
+  v1::GetStatusResponse response;
+  ASSERT_TRUE(admin_->GetStatus(&context, v1::GetStatusRequest(), &response).ok());
+  EXPECT_TRUE(response.status().draining());
+  EXPECT_TRUE(response.status().load().draining());
+  EXPECT_FALSE(response.status().ready());
 }
 
 TEST_F(AdminTest, WatchStatusSendsAgainAndAgain) {

@@ -115,6 +115,46 @@ TEST_F(ValidationTest, EachWrongFieldIsNamed) {
        [](auto& r) { r.mutable_sampling()->set_repetition_penalty(0); }},
       {"sampling.logit_bias[5]",
        [&](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = inf; }},
+      {"sampling.logit_bias[257]",
+       [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[257] = 1; }},
+      {"sampling.logit_bias[5]",
+       [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = 100.5f; }},
+      {"sampling.logit_bias",
+       [](auto& r) {
+         for (uint32_t i = 0; i < 1025; ++i) (*r.mutable_sampling()->mutable_logit_bias())[i] = 1;
+       }},
+      {"sampling.repetition_penalty",
+       [&](auto& r) { r.mutable_sampling()->set_repetition_penalty(nan); }},
+      {"sampling.repetition_penalty",
+       [](auto& r) { r.mutable_sampling()->set_repetition_penalty(2.1f); }},
+      {"sampling.presence_penalty",
+       [&](auto& r) { r.mutable_sampling()->set_presence_penalty(-inf); }},
+      {"sampling.allowed_token_ids[1]",
+       [](auto& r) {
+         r.mutable_sampling()->add_allowed_token_ids(1),
+             r.mutable_sampling()->add_allowed_token_ids(257);
+       }},
+      {"sampling.banned_token_ids[0]",
+       [](auto& r) { r.mutable_sampling()->add_banned_token_ids(4'000'000'000u); }},
+      {"sampling.allowed_token_ids",
+       [](auto& r) {
+         r.mutable_sampling()->add_allowed_token_ids(9);
+         r.mutable_sampling()->add_banned_token_ids(9);
+       }},
+      {"sampling.allowed_token_ids",
+       [](auto& r) {
+         r.mutable_sampling()->add_allowed_token_ids(256);  // the end token
+         r.mutable_stop()->set_min_tokens(1);
+       }},
+      {"sampling.banned_token_ids",
+       [](auto& r) {
+         for (uint32_t i = 0; i < 257; ++i) r.mutable_sampling()->add_banned_token_ids(i);
+       }},
+      {"stop.min_tokens",
+       [](auto& r) {
+         r.set_max_tokens(4);
+         r.mutable_stop()->set_min_tokens(5);
+       }},
       {"stop.strings",
        [](auto& r) {
          for (int i = 0; i < 17; ++i) r.mutable_stop()->add_strings("x");
@@ -168,23 +208,11 @@ TEST_F(ValidationTest, WhatIsNotBuiltIsUnimplementedAndNamesTheField) {
     std::function<void(v1::GenerateRequest&)> change;
   };
   const std::vector<Case> cases = {
-      {"constraint", [](auto& r) { r.mutable_constraint()->set_regex("a*"); }},
       {"choices", [](auto& r) { r.set_choices(2); }},
       {"adapter", [](auto& r) { r.set_adapter("lora"); }},
       {"media", [](auto& r) { r.add_media(); }},
       {"resume", [](auto& r) { r.mutable_resume(); }},
-      {"output.prompt_logprobs", [](auto& r) { r.mutable_output()->set_prompt_logprobs(true); }},
       {"output.status_events", [](auto& r) { r.mutable_output()->set_status_events(true); }},
-      {"service_class", [](auto& r) { r.set_service_class(v1::SERVICE_CLASS_BATCH); }},
-      {"sampling.presence_penalty", [](auto& r) { r.mutable_sampling()->set_presence_penalty(1); }},
-      {"sampling.repetition_penalty",
-       [](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1f); }},
-      {"sampling.logit_bias",
-       [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[5] = 1; }},
-      {"chat.tools",
-       [](auto& r) {
-         r.mutable_chat()->add_messages()->set_role("user"), r.mutable_chat()->add_tools();
-       }},
       {"chat.messages[0].media",
        [](auto& r) {
          r.mutable_chat()->add_messages()->set_role("user"),
@@ -199,6 +227,15 @@ TEST_F(ValidationTest, WhatIsNotBuiltIsUnimplementedAndNamesTheField) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.field));
     EXPECT_THAT(std::string(status.message()), HasSubstr("built:"));
   }
+}
+
+TEST_F(ValidationTest, AServerWithoutAGrammarCompilerSaysSoOfConstraints) {
+  v1::GenerateRequest request = Request();
+  request.mutable_constraint()->set_regex("a*");
+  const absl::Status status = Refused(request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("constraint"));
+  EXPECT_EQ(engine_.submitted(), 0u);
 }
 
 TEST_F(ValidationTest, NeutralValuesOfUnbuiltFieldsAreFine) {

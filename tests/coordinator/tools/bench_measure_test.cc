@@ -110,6 +110,23 @@ TEST(BenchSample, NoTimeTogetherIsAnErrorThatSaysWhatToTry) {
   EXPECT_THAT(std::string(sample.status().message()), HasSubstr("--decode"));
 }
 
+// The service made the tokens one a second; a reader that was not run meanwhile found them waiting.
+TEST(BenchSample, TokensThatCameFasterThanTheyWereMadeAreABurst) {
+  const auto burst = [](std::vector<double> times, double decode_s) {
+    BenchStream stream = Stream(0, times);
+    stream.decode_s = decode_s;
+    const auto sample = SampleOf({.output_tokens = 4, .sequences = 2}, {Stream(0, times), stream});
+    EXPECT_TRUE(sample.ok()) << sample.status();
+    return sample.ok() && sample->burst;
+  };
+  EXPECT_FALSE(burst({1, 2, 3, 4}, 3));
+  EXPECT_FALSE(burst({1.2, 2, 3, 4}, 3)) << "a little late";
+  EXPECT_TRUE(burst({3.7, 3.8, 3.9, 4}, 3));
+  EXPECT_TRUE(burst({1, 3.98, 3.99, 4}, 3)) << "half of them at once";
+  EXPECT_FALSE(burst({1, 1.5, 2, 4}, 3)) << "the service itself was slow once";
+  EXPECT_FALSE(burst({3.7, 3.8, 3.9, 4}, 0)) << "a service that does not say";
+}
+
 TEST(BenchPrompts, AreInTheVocabularyAllDifferentAndTheSameForASeed) {
   BenchPrompts prompts(50, 7), again(50, 7), other(50, 8);
   std::set<std::vector<uint32_t>> seen;

@@ -116,6 +116,22 @@ TEST(BenchTable, ColumnsAreAligned) {
   EXPECT_THAT(rows[2], Not(HasSubstr("24.0"))) << "a prefill has no read share";
 }
 
+TEST(BenchTable, SaysWhichRowsCannotBeRightAndWhy) {
+  EXPECT_THAT(BenchTable(MadeRun()), Not(HasSubstr("cannot be right")));
+  EXPECT_TRUE(nlohmann::json::parse(BenchJson(MadeRun()))["lines"][0]["doubts"].empty());
+  BenchRun burst = MadeRun();
+  burst.lines[0].samples[1].burst = true;
+  EXPECT_THAT(BenchTable(burst),
+              HasSubstr("cannot be right: decode 20 at 90: in 1 of 3 measurements"));
+  BenchRun above = MadeRun();
+  above.bounds.peaks->read_bytes_per_s = 12'000;  // the row reads 24 kB/s
+  above.bounds.peaks->int_ops_per_cpu_s = 20'000;
+  EXPECT_THAT(BenchTable(above), HasSubstr("decode 20 at 90: 200 % of the read peak"));
+  EXPECT_THAT(BenchTable(above), HasSubstr("decode 20 at 90: 200 % of the integer peak"));
+  const auto json = nlohmann::json::parse(BenchJson(above));
+  EXPECT_EQ(json["lines"][0]["doubts"].size(), 2u);
+}
+
 TEST(BenchJson, HoldsEverySample) {
   const auto json = nlohmann::json::parse(BenchJson(MadeRun()));
   EXPECT_EQ(json["service"]["model"], "made \"model\"");

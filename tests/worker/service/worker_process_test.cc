@@ -250,6 +250,8 @@ TEST_F(WorkerProcessTest, BadFlagsEndTheStartWithAHint) {
            {"--coordinator=127.0.0.1:1", "--memory=lots"},
            {"--coordinator=127.0.0.1:1", "--threads=-3"},
            {"--coordinator=127.0.0.1:1", "--pin=maybe"},
+           {"--coordinator=127.0.0.1:1", "--collective=mpi"},
+           {"--coordinator=127.0.0.1:1", "--gloo-interface=eth0", "--gloo-address=10.0.0.1"},
            {"--coordinator=127.0.0.1:1", "--token-file=/nonexistent/token"},
            {"--coordinator=127.0.0.1:1", "--coordinator-timeout=-1s"},
            {"--coordinator=127.0.0.1:1", "--log-level=loud"}}) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include <gtest/gtest.h>
 
@@ -159,9 +160,15 @@ class WorkerServiceTest : public testing::Test {
       return std::make_unique<FakeRunner>(&log_);
     };
     backend.join =
-        [this](const std::string& id, int rank, int world, absl::Duration,
+        [this](const internal::JoinCommunicator& join, int rank, int world, const TellRanksFn& tell,
                const std::atomic<bool>& stop) -> absl::StatusOr<std::unique_ptr<Collective>> {
+      const std::string& id = join.id();
       log_.Add("join " + id);
+      if (join.collective() == "gloo") {
+        const auto told = tell("where I am");
+        if (!told.ok()) return told.status();
+        log_.Add("told " + absl::StrJoin(*told, ", "));
+      }
       while (id == "hang") {
         if (stop) return absl::CancelledError("called off");
         std::this_thread::yield();
@@ -202,13 +209,15 @@ class WorkerServiceTest : public testing::Test {
     assign.mutable_plan()->set_digest(digest);
     stream.Send(message);
   }
-  static void Join(Stream& stream, uint64_t term, uint64_t epoch, const std::string& id = "shm") {
+  static void Join(Stream& stream, uint64_t term, uint64_t epoch, const std::string& id = "shm",
+                   const std::string& collective = "") {
     CoordinatorMessage message;
     internal::JoinCommunicator& join = *message.mutable_join_communicator();
     join.set_term(term);
     join.set_epoch(epoch);
     join.set_id(id);
     join.set_timeout_ms(1000);
+    join.set_collective(collective);
     stream.Send(message);
   }
   static void Allocate(Stream& stream, uint64_t epoch) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/synchronization/notification.h"
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/worker/service/worker_service_fixture.h"
@@ -109,6 +110,54 @@ TEST_F(WorkerServiceTest, EndEpochFreesAJoinThatWaitsForOthers) {
   End(*stream, 1, 1);
   EXPECT_TRUE(stream->Next().has_quiesced());
   BringUp(*stream, 1, 2);
+}
+
+TEST_F(WorkerServiceTest, WhatRanksMustKnowOfEachOtherGoesThroughTheCoordinator) {
+  Start();
+  auto stream = AcceptRegistered();
+  Assign(*stream, 1);
+  AwaitLoaded(*stream);
+  Join(*stream, 1, 1, "here", "gloo");
+  const WorkerMessage told = stream->Next();
+  ASSERT_TRUE(told.has_rendezvous()) << told.ShortDebugString();
+  EXPECT_EQ(told.rendezvous().epoch(), 1u);
+  EXPECT_EQ(told.rendezvous().data(), "where I am");
+  CoordinatorMessage all;
+  all.mutable_rendezvous_of_all()->set_epoch(2);  // not of this join
+  all.mutable_rendezvous_of_all()->add_data("wrong");
+  stream->Send(all);
+  all.Clear();
+  all.mutable_rendezvous_of_all()->set_epoch(1);
+  all.mutable_rendezvous_of_all()->add_data("a");
+  all.mutable_rendezvous_of_all()->add_data("b");
+  stream->Send(all);
+  EXPECT_EQ(stream->Next().joined().epoch(), 1u);
+  EXPECT_EQ(log_.Count("told a, b"), 1);
+}
+
+TEST_F(WorkerServiceTest, EndEpochFreesAJoinThatWaitsForWhatTheOthersTell) {
+  Start();
+  auto stream = AcceptRegistered();
+  Assign(*stream, 1);
+  AwaitLoaded(*stream);
+  Join(*stream, 1, 1, "here", "gloo");
+  ASSERT_TRUE(stream->Next().has_rendezvous());
+  End(*stream, 1, 1);
+  EXPECT_TRUE(stream->Next().has_quiesced());
+  BringUp(*stream, 1, 2);
+}
+
+TEST_F(WorkerServiceTest, ARendezvousThatDoesNotComeIsToldWithItsEpoch) {
+  Start();
+  auto stream = AcceptRegistered();
+  Assign(*stream, 1);
+  AwaitLoaded(*stream);
+  Join(*stream, 1, 1, "here", "gloo");
+  ASSERT_TRUE(stream->Next().has_rendezvous());
+  const WorkerMessage failed = stream->Next();
+  ASSERT_TRUE(failed.has_failure()) << failed.ShortDebugString();
+  EXPECT_EQ(failed.failure().epoch(), 1u);
+  EXPECT_THAT(failed.failure().message(), testing::HasSubstr("within 1000 ms"));
 }
 
 TEST_F(WorkerServiceTest, SilenceEndsTheEpochKeepsTheWeightsAndDialsAgain) {

@@ -1,0 +1,51 @@
+#include "coordinator/engine/wait_predictor.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace bitshard {
+namespace {
+
+constexpr absl::Duration kMemory = absl::Seconds(10);
+// A rate over less than this would be noise.
+constexpr absl::Duration kShortest = absl::Seconds(1);
+
+double Fade(absl::Duration time) { return std::exp(-absl::FDivDuration(time, kMemory)); }
+
+}  // namespace
+
+absl::Duration PredictWait(const ServiceRates& rates, const QueueAhead& ahead) {
+  const double prefill = static_cast<double>(ahead.prompt_tokens) * rates.prefill_token_seconds;
+  const uint64_t free =
+      ahead.blocked || ahead.running >= ahead.places ? 0 : ahead.places - ahead.running;
+  double places = 0;
+  if (ahead.requests + 1 > free && ahead.running > 0) {
+    const double ends = static_cast<double>(ahead.requests + 1 - free);
+    places = ends / ahead.running * rates.outputs * rates.decode_step_seconds;
+  }
+  return absl::Seconds(std::max(prefill, places));
+}
+
+void RecentRate::Add(uint64_t count, absl::Time now) {
+  if (first_ == absl::InfinitePast()) first_ = last_ = now;
+  if (now > last_) {  // a wall clock may be set back
+    weighted_ *= Fade(now - last_);
+    last_ = now;
+  }
+  weighted_ += static_cast<double>(count);
+}
+
+double RecentRate::At(absl::Time now) const {
+  if (first_ == absl::InfinitePast()) return 0;
+  // The weights of the time since the first of all, all together, in seconds.
+  const absl::Duration age = std::max(now - first_, kShortest);
+  const double seconds = absl::ToDoubleSeconds(kMemory) * (1 - Fade(age));
+  return weighted_ * Fade(std::max(now - last_, absl::ZeroDuration())) / seconds;
+}
+
+void RecentMean::Add(double value) {
+  count_ = std::min(count_ + 1, memory_);
+  mean_ += (value - mean_) / count_;
+}
+
+}  // namespace bitshard
