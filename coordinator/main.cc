@@ -246,6 +246,7 @@ absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
       engine->Drain(reason.drain);
     });
   }
+  grammars.Stop();  // calls that wait for it end with it
   frontend->Shutdown(kLastWords);
   metrics->ClearSources();
   engine->Stop();

@@ -36,9 +36,9 @@ SequenceSpec SpecOf(SequenceId id, const GenerateRequest& request, const Tokeniz
   spec.sampling = SamplingOf(request, tokenizer, options.vocab_size);
   spec.score_from = request.score_from;
   spec.constrained = request.grammar != nullptr;
-  // With the length, so that no pair of them can look like another one.
+  // With lengths, so that no such three look like others. Who is known shares with nobody.
   spec.cache_seed = absl::StrCat(options.model_fingerprint.size(), ":", options.model_fingerprint,
-                                 request.cache_salt);
+                                 request.caller.size(), ":", request.caller, request.cache_salt);
   return spec;
 }
 

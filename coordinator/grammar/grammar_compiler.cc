@@ -1,5 +1,7 @@
 #include "coordinator/grammar/grammar_compiler.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +12,13 @@
 #include "proto/status_details.h"
 
 namespace bitshard {
+namespace {
+
+absl::Status EndsError() {
+  return absl::UnavailableError("the service ends; the constraint was not compiled");
+}
+
+}  // namespace
 
 GrammarCompiler::GrammarCompiler(const VocabularyBytes& vocabulary, Options options)
     : options_(std::move(options)), vocabulary_(vocabulary.Serialize()) {
@@ -17,18 +26,24 @@ GrammarCompiler::GrammarCompiler(const VocabularyBytes& vocabulary, Options opti
 }
 
 GrammarCompiler::~GrammarCompiler() {
-  absl::flat_hash_map<std::string, Job> dropped;
+  Stop();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void GrammarCompiler::Stop() {
+  std::vector<Done> dropped;
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
-    for (const std::string& key : queue_) dropped.insert(jobs_.extract(key));
+    for (auto& [key, job] : jobs_) {
+      std::move(job.waiting.begin(), job.waiting.end(), std::back_inserter(dropped));
+      job.waiting.clear();
+    }
+    for (const std::string& key : queue_) jobs_.erase(key);
     queue_.clear();
+    callers_ = 0;
   }
-  for (const auto& [key, job] : dropped) {
-    for (const Done& done : job.waiting)
-      done(absl::UnavailableError("the service ends; the constraint was not compiled"));
-  }
-  for (std::thread& thread : threads_) thread.join();
+  for (const Done& done : dropped) done(EndsError());
 }
 
 void GrammarCompiler::Compile(const Constraint& constraint, Done done) {
@@ -40,11 +55,17 @@ void GrammarCompiler::Compile(const Constraint& constraint, Done done) {
     if (const auto kept = kept_by_key_.find(key); kept != kept_by_key_.end()) {
       kept_.splice(kept_.begin(), kept_, kept->second);
       result = kept->second->grammar;
+    } else if (stopping_) {
+      result = EndsError();
+    } else if (callers_ >= options_.max_callers) {
+      result = WithRetryInfo(
+          absl::ResourceExhaustedError(absl::StrCat(
+              callers_, " requests wait for their constraints to be compiled; try again later")),
+          absl::Seconds(1));
     } else if (const auto job = jobs_.find(key); job != jobs_.end()) {
       job->second.waiting.push_back(std::move(done));
+      ++callers_;
       return;
-    } else if (stopping_) {
-      result = absl::UnavailableError("the service ends; the constraint was not compiled");
     } else if (queue_.size() >= options_.max_waiting) {
       result =
           WithRetryInfo(absl::ResourceExhaustedError(absl::StrCat(
@@ -54,6 +75,7 @@ void GrammarCompiler::Compile(const Constraint& constraint, Done done) {
       Job& job = jobs_[key];
       job.constraint = constraint;
       job.waiting.push_back(std::move(done));
+      ++callers_;
       queue_.push_back(std::move(key));
       return;
     }
@@ -88,6 +110,7 @@ void GrammarCompiler::Loop() {
       ++compiled_;
       if (result.ok()) Keep(key, *result);
       waiting = std::move(jobs_.at(key).waiting);
+      callers_ -= waiting.size();
       jobs_.erase(key);
     }
     for (const Done& done : waiting) done(result);

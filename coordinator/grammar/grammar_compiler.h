@@ -37,6 +37,7 @@ class GrammarCompiler {
     CompileLimits limits;
     int threads = 2;
     size_t max_waiting = 64;                    // constraints, those being compiled left out
+    size_t max_callers = 1024;                  // who wait for constraints, equal ones too
     uint64_t kept_bytes = uint64_t{256} << 20;  // of grammars that nobody may use at the moment
     size_t kept_grammars = 256;
     // After each compilation, on its thread: how long it took, waiting left out.
@@ -49,8 +50,11 @@ class GrammarCompiler {
   using Done = std::function<void(const Result& result)>;
 
   GrammarCompiler(const VocabularyBytes& vocabulary, Options options);
-  // What still waits ends UNAVAILABLE.
+  // Stops, and waits for the constraints at hand (CompileLimits).
   ~GrammarCompiler();
+
+  // Whoever waits is answered UNAVAILABLE at once, and so is who comes later.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Calls `done` once: at once, on this thread, when the grammar is kept or the constraint is
   // refused as it stands; else on a compiling thread. Errors: as ConstraintCompiler and
@@ -87,6 +91,7 @@ class GrammarCompiler {
   mutable absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<std::string> queue_ ABSL_GUARDED_BY(mu_);               // keys of jobs
+  size_t callers_ ABSL_GUARDED_BY(mu_) = 0;                          // in jobs' waiting
   absl::flat_hash_map<std::string, Job> jobs_ ABSL_GUARDED_BY(mu_);  // waiting or being compiled
   std::list<Kept> kept_ ABSL_GUARDED_BY(mu_);                        // used last comes first
   absl::flat_hash_map<std::string, std::list<Kept>::iterator> kept_by_key_ ABSL_GUARDED_BY(mu_);

@@ -16,6 +16,7 @@ using Value = JinjaValue;
 
 constexpr std::string_view kOwnFields[] = {"messages", "tools", "add_generation_prompt",
                                            "bos_token", "eos_token"};
+constexpr size_t kMaxVariables = 256;  // names are looked up one by one
 constexpr std::string_view kNoParameters = R"({"type": "object", "properties": {}})";
 
 absl::Status InField(std::string_view field, const absl::Status& status) {
@@ -155,6 +156,10 @@ absl::Status CheckTemplateVariables(std::string_view json) {
   JinjaHeap heap;
   ASSIGN_OR_RETURN(const Value value, JinjaFromJson(json, /*own=*/false, &heap));
   if (!value.is_dict()) return absl::InvalidArgumentError("JSON, but no JSON object");
+  if (value.dict().items.size() > kMaxVariables) {
+    return absl::InvalidArgumentError(Concat(
+        "has ", value.dict().items.size(), " variables; at most ", kMaxVariables, " may be given"));
+  }
   for (const auto& [name, variable] : value.dict().items) {
     if (std::find(std::begin(kOwnFields), std::end(kOwnFields), name) == std::end(kOwnFields)) {
       continue;

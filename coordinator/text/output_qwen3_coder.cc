@@ -1,5 +1,7 @@
 // Qwen3-Coder, Qwen3.5: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function>
 // </tool_call>. Values are plain text; the tool's schema says which are JSON.
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,18 +21,18 @@ constexpr std::string_view kParameter = "<parameter=";
 constexpr std::string_view kParameterEnd = "</parameter>";
 constexpr size_t kMaxName = 256;
 
-// The schema's word on one parameter: "string", "integer", ...; several when it allows several,
-// none when it says nothing.
-std::vector<std::string> TypesOf(const std::vector<ChatTool>& tools, const std::string& function,
-                                 const std::string& parameter) {
-  std::vector<std::string> types;
-  for (const ChatTool& tool : tools) {
-    if (tool.name != function) continue;
-    const nlohmann::json schema =
-        nlohmann::json::parse(tool.parameters_json, nullptr, /*allow_exceptions=*/false);
-    if (!schema.is_object() || !schema.contains("properties")) return types;
-    const nlohmann::json& properties = schema["properties"];
-    if (!properties.is_object() || !properties.contains(parameter)) return {"string"};
+// What the tools' schemas say of parameters. Each schema is parsed once an answer: it may be long,
+// and a model may write many parameters.
+class Schemas {
+ public:
+  explicit Schemas(std::shared_ptr<const std::vector<ChatTool>> tools) : tools_(std::move(tools)) {}
+
+  // "string", "integer", ...; several when it allows several, none when it says nothing.
+  std::vector<std::string> TypesOf(const std::string& function, const std::string& parameter) {
+    std::vector<std::string> types;
+    const nlohmann::json& properties = PropertiesOf(function);
+    if (!properties.is_object()) return types;
+    if (!properties.contains(parameter)) return {"string"};
     const nlohmann::json& property = properties[parameter];
     if (!property.is_object() || !property.contains("type")) return types;
     const nlohmann::json& type = property["type"];
@@ -41,8 +43,27 @@ std::vector<std::string> TypesOf(const std::vector<ChatTool>& tools, const std::
     }
     return types;
   }
-  return types;
-}
+
+ private:
+  // Null where there are none.
+  const nlohmann::json& PropertiesOf(const std::string& function) {
+    const auto [entry, is_new] = parsed_.try_emplace(function);
+    if (!is_new) return entry->second;
+    for (const ChatTool& tool : *tools_) {
+      if (tool.name != function) continue;
+      nlohmann::json schema =
+          nlohmann::json::parse(tool.parameters_json, nullptr, /*allow_exceptions=*/false);
+      if (!schema.is_object() || !schema.contains("properties")) break;
+      entry->second = std::move(schema["properties"]);
+      if (!entry->second.is_object()) entry->second = nlohmann::json::object();
+      break;
+    }
+    return entry->second;
+  }
+
+  const std::shared_ptr<const std::vector<ChatTool>> tools_;
+  std::map<std::string, nlohmann::json> parsed_;  // by function that the model named
+};
 
 bool Fits(const nlohmann::json& value, const std::string& type) {
   return (type == "integer" && value.is_number_integer()) ||
@@ -73,8 +94,8 @@ std::string ToJson(std::string_view text, const std::vector<std::string>& types)
 
 class Reader final : public CallReader {
  public:
-  Reader(std::shared_ptr<const std::vector<ChatTool>> tools, bool in_function)
-      : tools_(std::move(tools)),
+  Reader(std::shared_ptr<Schemas> schemas, bool in_function)
+      : schemas_(std::move(schemas)),
         at_(in_function ? At::kName : At::kFunction),
         tagged_(!in_function) {}
 
@@ -162,14 +183,14 @@ class Reader final : public CallReader {
     std::string member = first_ ? "" : ", ";
     member += EncodeJsonString(key_);
     member += ": ";
-    member += ToJson(text, TypesOf(*tools_, name_, key_));
+    member += ToJson(text, schemas_->TypesOf(name_, key_));
     first_ = false;
     out->Arguments(member, unread_);
     unread_.clear();
     at_ = At::kInside;
   }
 
-  const std::shared_ptr<const std::vector<ChatTool>> tools_;  // as long as the answer
+  const std::shared_ptr<Schemas> schemas_;  // as long as the answer
   At at_;
   const bool tagged_;  // <tool_call> came first
   std::string tag_;
@@ -184,13 +205,14 @@ class Reader final : public CallReader {
 class Parser final : public SectionParser {
  public:
   explicit Parser(std::shared_ptr<const std::vector<ChatTool>> tools)
-      : SectionParser({{kOpen}, {kFunction}}, /*json_at_start=*/false), tools_(std::move(tools)) {}
+      : SectionParser({{kOpen}, {kFunction}}, /*json_at_start=*/false),
+        schemas_(std::make_shared<Schemas>(std::move(tools))) {}
 
  private:
   std::unique_ptr<CallReader> Open(std::string_view marker) override {
-    return std::make_unique<Reader>(tools_, marker == kFunction);
+    return std::make_unique<Reader>(schemas_, marker == kFunction);
   }
-  const std::shared_ptr<const std::vector<ChatTool>> tools_;  // of the request
+  const std::shared_ptr<Schemas> schemas_;  // of the request's tools
 };
 
 const RegisterOutputDialect kRegistered(

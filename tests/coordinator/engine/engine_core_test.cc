@@ -246,14 +246,15 @@ TEST(EngineCore, PrefixThatIsCachedIsNotComputedAgainAndTheUsageSaysSo) {
   EXPECT_EQ(engine.Stats().blocks_cached, 2u);
 }
 
-TEST(EngineCore, SaltsKeepPrefixesApart) {
+TEST(EngineCore, SaltsAndKnownCallersKeepPrefixesApart) {
   Engine::Options options;
   options.model_fingerprint = "model";
   CoreHarness engine(options, Group(64));
   engine.MakeReady();
-  const auto cached = [&](const std::string& salt) {
+  const auto cached = [&](const std::string& salt, const std::string& caller = "") {
     GenerateRequest request = Request(std::string(40, 'p'), 4);
     request.cache_salt = salt;
+    request.caller = caller;
     const auto sink = engine.Send(std::move(request));
     engine.StepUntilIdle();
     return sink->AwaitEnd().cached_tokens;
@@ -263,6 +264,9 @@ TEST(EngineCore, SaltsKeepPrefixesApart) {
   EXPECT_EQ(cached(""), 0u);
   EXPECT_EQ(cached("mine"), 32u);
   EXPECT_EQ(cached(""), 32u);
+  EXPECT_EQ(cached("mine", "alice"), 0u);
+  EXPECT_EQ(cached("mine", "bob"), 0u);
+  EXPECT_EQ(cached("mine", "alice"), 32u);
 }
 
 TEST(EngineCore, PrefixCacheCanBeTurnedOff) {

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -188,6 +189,10 @@ TEST_F(ChatTest, WrongFieldsAreNamed) {
   v1::ApplyChatTemplateResponse response;
   grpc::ClientContext context;
   EXPECT_THAT(BadFields(FromGrpc(stub_->ApplyChatTemplate(&context, apply, &response))), SizeIs(5));
+  std::string many = "{";
+  for (int i = 0; i < 257; ++i) absl::StrAppend(&many, i == 0 ? "" : ",", "\"v", i, "\":0");
+  chat.set_template_variables_json(many + "}");
+  EXPECT_THAT(std::string(Refused(request).message()), HasSubstr("257 variables; at most 256"));
   chat.set_template_variables_json(std::string(500, '['));
   EXPECT_THAT(std::string(Refused(request).message()), HasSubstr("nested deeper than 100"));
 }

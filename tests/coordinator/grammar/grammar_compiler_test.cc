@@ -214,6 +214,51 @@ TEST(GrammarCompiler, CompilesOnceForAllWhoAskAndBoundsItsQueue) {
   EXPECT_EQ(compiler.compiled(), 3u);
 }
 
+TEST(GrammarCompiler, BoundsWhoWaitsForTheSameConstraint) {
+  GrammarCompiler::Options options = Options();
+  options.threads = 1;
+  options.max_callers = 2;
+  absl::Notification hold, held;
+  options.on_compiled = [&](Constraint::Kind, absl::Duration, const absl::Status&) {
+    if (!held.HasBeenNotified()) held.Notify();
+    hold.WaitForNotification();
+  };
+  Answer a, b, c, d;
+  GrammarCompiler compiler(Vocabulary(), options);
+  compiler.Compile(Regex("a"), a.Taker());
+  held.WaitForNotification();
+  compiler.Compile(Regex("a"), b.Taker());
+  compiler.Compile(Regex("a"), c.Taker());
+  ASSERT_TRUE(c.done.HasBeenNotified());
+  EXPECT_EQ(c.result.status().code(), absl::StatusCode::kResourceExhausted);
+  hold.Notify();
+  EXPECT_TRUE(a.Await().ok());
+  EXPECT_TRUE(b.Await().ok());
+  compiler.Compile(Regex("d"), d.Taker());
+  EXPECT_TRUE(d.Await().ok());
+}
+
+TEST(GrammarCompiler, StopAnswersWhoWaitsForTheConstraintAtHand) {
+  GrammarCompiler::Options options = Options();
+  options.threads = 1;
+  absl::Notification hold, held;
+  options.on_compiled = [&](Constraint::Kind, absl::Duration, const absl::Status&) {
+    held.Notify();
+    hold.WaitForNotification();
+  };
+  Answer a, b;
+  GrammarCompiler compiler(Vocabulary(), options);
+  compiler.Compile(Regex("a"), a.Taker());
+  held.WaitForNotification();
+  compiler.Stop();
+  ASSERT_TRUE(a.done.HasBeenNotified());
+  EXPECT_EQ(a.result.status().code(), absl::StatusCode::kUnavailable);
+  compiler.Compile(Regex("b"), b.Taker());
+  ASSERT_TRUE(b.done.HasBeenNotified());
+  EXPECT_EQ(b.result.status().code(), absl::StatusCode::kUnavailable);
+  hold.Notify();
+}
+
 TEST(GrammarCompiler, WhatWaitsAtItsEndIsTold) {
   GrammarCompiler::Options options = Options();
   options.threads = 1;
@@ -231,7 +276,7 @@ TEST(GrammarCompiler, WhatWaitsAtItsEndIsTold) {
     hold.Notify();
   });
   compiler.reset();
-  EXPECT_TRUE(a.Await().ok());
+  EXPECT_EQ(a.Await().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(b.Await().status().code(), absl::StatusCode::kUnavailable);
 }
 
