@@ -76,13 +76,16 @@ WaitingBook::Sum Admission::Waiting() const {
 }
 
 std::optional<Admission::Refusal> Admission::JudgeQueue(const GenerateRequest& request) const {
-  // Each class has a queue of its own, so that a heap of batch requests keeps nobody out.
+  // Each class has a queue of its own, so that a heap of batch requests keeps nobody out, nor do
+  // those of them that ran and were pushed out: the queue is who has never run.
   const WaitingBook::Sum& batch = book_.batch();
   WaitingBook::Sum queue = batch;
   if (!request.batch) {
-    const WaitingBook::Sum all = Waiting();
-    queue = {all.requests - std::min(all.requests, batch.requests),
-             all.tokens - std::min(all.tokens, batch.tokens)};
+    const WaitingBook::Sum all = Waiting(), fresh = book_.sum();
+    const uint64_t requests = std::min(all.requests, fresh.requests);
+    const uint64_t tokens = std::min(all.tokens, fresh.tokens);
+    queue = {requests - std::min(requests, batch.requests),
+             tokens - std::min(tokens, batch.tokens)};
   }
   uint64_t most = options_.max_waiting, most_tokens = options_.max_waiting_tokens;
   if (!request.caller.empty()) {  // else there is one tenant

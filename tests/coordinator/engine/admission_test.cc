@@ -142,6 +142,19 @@ TEST_F(AdmissionTest, BatchAndInteractiveRequestsHaveQueuesOfTheirOwn) {
   EXPECT_FALSE(Admit(Request()).ok());
 }
 
+TEST_F(AdmissionTest, BatchRequestsThatWerePushedOutKeepNoInteractiveOneOut) {
+  for (SequenceId id = 1; id <= 3; ++id) {
+    GenerateRequest batch = Request(30);
+    batch.batch = true;
+    ASSERT_TRUE(Admit(batch).ok());
+    admission_.Started(id);
+  }
+  SetReady();  // nobody runs: all three wait again
+  ASSERT_EQ(admission_.Stats().waiting, 3u);
+  EXPECT_TRUE(Admit(Request(90)).ok());
+  EXPECT_FALSE(Admit(Request(90)).ok());  // that one waits, with its own tokens
+}
+
 TEST_F(AdmissionTest, TheEndOfTheQueueIsKeptFromATenantThatHoldsMostOfIt) {
   Engine::Options options = Options();
   options.max_waiting = 16;
