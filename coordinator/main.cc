@@ -29,9 +29,11 @@
 #include "coordinator/frontend/server.h"
 #include "coordinator/grammar/compile_guard.h"
 #include "coordinator/grammar/grammar_compiler.h"
+#include "coordinator/heap_trimmer.h"
 #include "coordinator/metrics.h"
 #include "coordinator/model_setup.h"
 #include "coordinator/options.h"
+#include "coordinator/stack_thread.h"
 #include "kernels/base/command_line.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
@@ -230,6 +232,7 @@ absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
   if (status.ok())
     status = WritePortFile(options.port_file, frontend->ports(), fleet->port(), metrics->port());
   if (status.ok()) {
+    const HeapTrimmer trimmer{HeapTrimmer::Options()};
     engine->Start();  // lets the workers in
     LogInfo(
         "coordinator: event=listening port={} fleet_port={} admin_port={} health_port={} "
@@ -258,6 +261,7 @@ int Main(int argc, char** argv) {
   if (argc == 2 && std::string(argv[1]) == kCompileGuardArgument) return RunCompileGuard();
   // Debian builds Abseil with it on: a graph of all locks, searched at every second one.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  SetDefaultThreadStack();         // gRPC's threads render templates
   const pid_t parent = getppid();  // first: it may die while we start
   DescribeCoordinatorFlags();
   const std::vector<std::string> extra = ParseCommandLine("bitshard-coordinator", argc, argv);
@@ -284,7 +288,9 @@ int Main(int argc, char** argv) {
   google::protobuf::SetLogHandler(nullptr);
   Ending ending;
   TakeSignals(BlockSignals(), options->drain_timeout, &ending);
-  const absl::Status status = Serve(*options, &ending);
+  absl::Status status;
+  // The model's template is tried out there.
+  StackThread([&] { status = Serve(*options, &ending); }).Join();
   if (!status.ok()) {
     std::fprintf(stderr, "bitshard-coordinator: %s\n", std::string(status.message()).c_str());
     std::fflush(nullptr);

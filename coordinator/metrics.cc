@@ -313,14 +313,14 @@ void CoordinatorMetrics::Ended(const RequestSummary& summary) {
   i.recompute->Observe(Seconds(summary.recompute));
   i.paused->Observe(Seconds(summary.paused));
   i.inference->Observe(Seconds(summary.prefill + summary.decode + summary.recompute));
-  if (summary.completion_tokens > 1)
-    i.per_token->Observe(Seconds(summary.after_first_token) / (summary.completion_tokens - 1));
+  if (summary.longest_choice > 1)
+    i.per_token->Observe(Seconds(summary.after_first_token) / (summary.longest_choice - 1));
   i.prompt_size->Observe(summary.prompt_tokens);
   i.output_size->Observe(summary.completion_tokens);
-  i.choice_size->Observe(summary.completion_tokens);
+  i.choice_size->Observe(summary.longest_choice);
   i.max_tokens->Observe(summary.max_tokens);
   i.computed->Observe(summary.prompt_tokens - summary.cached_tokens);
-  i.choices->Observe(1);
+  i.choices->Observe(summary.choices);
   i.preemptions->Observe(summary.preemptions);
 }
 

@@ -126,12 +126,15 @@ void AddInfo(Table& t) {
 
 void AddRequests(Table& t) {
   t.Labelled("requests_received_total", kCounter, "requests", {{"api", Names(kAllFaces)}},
-             "Requests for tokens or scores that came in, accepted or not.",
-             "When the whole request is there, before anything is read in it.");
+             "Requests for tokens, scores or vectors that came in, accepted or not. Each input of "
+             "an Embed call is one, here and everywhere.",
+             "When the whole request is there, before anything is read in it; further inputs of "
+             "an Embed call once they are known.");
   MetricDef& ends = t.Add("requests_total", kCounter, "requests",
                           "Accepted requests that ended, each exactly once.",
                           "At the end of a request, before its caller is told; read at a scrape, "
-                          "from one snapshot of the engine.");
+                          "from one snapshot of the engine. Of several choices: stop when all of "
+                          "them stopped, length when one was cut off.");
   ends.labels = {{"finished_reason", Names(kAllEndReasons)},
                  {"grpc_code", CodeNames(), "the 17 canonical codes"}};
   ends.from_start = UsualEnds();
@@ -143,7 +146,7 @@ void AddRequests(Table& t) {
         "Requests that are neither accepted nor refused yet.",
         "At a scrape: received less all the others. At every scrape received = ended + rejected + "
         "validating + waiting + running + paused + recovering.");
-  t.Add("requests_running", kGauge, "requests", "Requests in steps.", kAtScrape);
+  t.Add("requests_running", kGauge, "requests", "Requests with a choice in steps.", kAtScrape);
   t.Add("requests_waiting", kGauge, "requests",
         "Requests in the queue; of a group that is rebuilt too.", kAtScrape);
   t.Add("requests_paused", kGauge, "requests",
@@ -173,15 +176,15 @@ void AddLatencies(Table& t, const MetricBuckets& tokens) {
               "both together are the count of e2e_request_latency_seconds.");
   t.Add("ended_without_token_total", kCounter, "requests",
         "Accepted requests that ended before a token was handed to the transport; those that only "
-        "score too.",
+        "score or embed too.",
         "When the call is over.");
   t.Histogram("inter_token_latency_seconds", "seconds", kItl,
-              "Gap between two tokens of a request.",
-              "One observation a gap between committed steps of a request.");
-  t.Histogram(
-      "request_time_per_output_token_seconds", "seconds", kItl,
-      "Mean time of a token after the first.",
-      "At the end of a request with n > 1 tokens: (end - first token committed) / (n - 1).");
+              "Gap between two tokens of a choice of a request.",
+              "One observation a gap between committed steps of a choice.");
+  t.Histogram("request_time_per_output_token_seconds", "seconds", kItl,
+              "Mean time of a token after the first.",
+              "At the end of a request with n > 1 tokens in its longest choice: (end - first token "
+              "committed) / (n - 1).");
   t.Histogram(
       "e2e_request_latency_seconds", "seconds", kLatency, "Time of an accepted request.",
       "At its end: from receipt to the end in the engine. The six phases below add up to it.");
@@ -196,20 +199,22 @@ void AddLatencies(Table& t, const MetricBuckets& tokens) {
               "At the end: from there to the end, less recompute.");
   t.Histogram("request_recompute_time_seconds", "seconds", kLatency,
               "Phase: making up for lost blocks.",
-              "At the end: each time from preemption, or the loss of the group, to the next token "
-              "committed.");
+              "At the end: each time from preemption of a choice, or the loss of the group, to the "
+              "request's next token committed.");
   t.Histogram("request_paused_time_seconds", "seconds", kLatency,
               "Phase: waiting for a slow reader.",
               "At the end; always 0, slow readers are ended instead of paused.");
   t.Histogram("request_inference_time_seconds", "seconds", kLatency,
               "Time in the engine after the queue.", "At the end: prefill + decode + recompute.");
-  t.Histogram("request_prompt_tokens", "tokens", tokens, "Prompt tokens of a request.",
+  t.Histogram("request_prompt_tokens", "tokens", tokens,
+              "Prompt tokens of a request; of a resumed one the tokens that came along too.",
               "At its end.");
-  t.Histogram("request_generation_tokens", "tokens", tokens, "Tokens generated for a request.",
+  t.Histogram("request_generation_tokens", "tokens", tokens,
+              "Tokens generated for a request, all choices; none that came along with it.",
               "At its end.");
   t.Histogram("request_max_num_generation_tokens", "tokens", tokens,
               "Most tokens of a choice of a request.",
-              "At its end; as request_generation_tokens while there is one choice.");
+              "At its end; as request_generation_tokens where there is one choice.");
   t.Histogram("request_params_max_tokens", "tokens", tokens, "max_tokens of a request.",
               "At its end.");
   t.Histogram("request_prefill_kv_computed_tokens", "tokens", tokens,
@@ -222,8 +227,9 @@ void AddLatencies(Table& t, const MetricBuckets& tokens) {
 
 void AddEngine(Table& t) {
   t.Add("prompt_tokens_total", kCounter, "tokens",
-        "Prompt tokens of requests that were computed to their end.",
-        "With the first token, or the scores.");
+        "Prompt tokens of requests that were computed to their end; of resumed ones the tokens "
+        "that came along too.",
+        "With the first token, or the scores; once, however many choices.");
   t.Add("prompt_tokens_cached_total", kCounter, "tokens",
         "Of these, tokens out of the prefix cache.", "With the first token, or the scores.");
   t.Add("generation_tokens_total", kCounter, "tokens", "Tokens generated.",
@@ -257,8 +263,8 @@ void AddEngine(Table& t) {
               {kind});
   t.Histogram("step_tokens", "tokens", kStepTokens, "Positions computed in a step.",
               "At its result.", {kind});
-  t.Histogram("step_rows", "requests", kStepTokens, "Requests in a step.", "At its result.",
-              {kind});
+  t.Histogram("step_rows", "choices", kStepTokens, "Choices of requests in a step.",
+              "At its result.", {kind});
   t.Histogram(
       "scheduler_seconds", "seconds", kWork,
       "Work of the engine thread in a step: host overhead is its rate over that of step_seconds.",
@@ -312,7 +318,7 @@ void AddFleet(Table& t, uint32_t world) {
 
 void AddFrontend(Table& t) {
   t.Add("stream_backlog_chunks", kGauge, "chunks",
-        "Pieces of output that wait for their reader, all streams; at most one a stream, what "
+        "Pieces of output that wait for their reader, all streams; at most one a choice, what "
         "comes is merged into it.",
         "Counted as they come and go.");
   t.Add("stream_coalesced_total", kCounter, "chunks",

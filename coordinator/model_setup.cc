@@ -100,6 +100,7 @@ absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions&
   served.context_tokens =
       static_cast<uint32_t>(std::min<uint64_t>(setup->graph.context_length(), UINT32_MAX));
   served.vocabulary_size = static_cast<uint32_t>(setup->graph.vocab_size());
+  served.embedding_size = static_cast<uint32_t>(checkpoint.config.hidden_size);
   std::set<std::string> formats;
   for (const internal::Weight& weight : setup->graph.weights()) formats.insert(weight.format());
   served.weight_formats.assign(formats.begin(), formats.end());

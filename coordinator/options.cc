@@ -64,8 +64,12 @@ ABSL_FLAG(
     std::string, prefix_cache, "on",
     "on: prompts that begin like earlier ones are computed from where they differ (cache_salt "
     "in a request keeps tenants apart); off: every prompt is computed whole");
-ABSL_FLAG(int, max_running, 64, "requests in steps at most");
-ABSL_FLAG(int, max_waiting, 1024, "requests in the queue at most; beyond it RESOURCE_EXHAUSTED");
+ABSL_FLAG(
+    int, max_running, 64,
+    "requests in steps at most, each choice of one counts; not above --token-budget, of which "
+    "each takes in every step");
+ABSL_FLAG(int, max_waiting, 1024,
+          "requests in the queue at most, each choice of one counts; beyond it RESOURCE_EXHAUSTED");
 ABSL_FLAG(int64_t, max_waiting_tokens, 1 << 20, "prompt tokens in the queue at most");
 ABSL_FLAG(absl::Duration, max_queue_wait, absl::ZeroDuration(),
           "refuse at once what would wait longer for its first step, such as 5s; 0 = only what "
@@ -337,6 +341,12 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
   RETURN_IF_ERROR(CheckRange("max-waiting", waiting, 1, 1 << 20));
   RETURN_IF_ERROR(CheckRange<int64_t>("max-waiting-tokens", waiting_tokens, 1, int64_t{1} << 40));
   RETURN_IF_ERROR(CheckRange("max-context", context, 0, 1 << 24));
+  if (running > budget) {
+    return BadFlag("max-running", absl::StrCat(running),
+                   absl::StrCat("more than --token-budget=", budget,
+                                ": each request that generates needs a token of the budget in "
+                                "every step; lower the one or raise the other"));
+  }
   options.token_budget = static_cast<uint32_t>(budget);
   const int chunk = absl::GetFlag(FLAGS_prefill_chunk);
   if (chunk < 0) return BadFlag("prefill-chunk", absl::StrCat(chunk), "use 0 (no limit) or more");

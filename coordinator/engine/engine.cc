@@ -18,14 +18,12 @@
 #include "coordinator/engine/engine_core.h"
 #include "coordinator/engine/engine_metrics.h"
 #include "coordinator/engine/error_reason.h"
+#include "coordinator/engine/mask_threads.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
 namespace bitshard {
 namespace {
-
-// Grammars of constrained requests are followed there.
-constexpr int kMaskThreads = 2;
 
 class ThreadedEngine final : public Engine, public StepListener, private EngineCore::Observer {
  public:
@@ -33,7 +31,7 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
                  EngineMetrics* metrics)
       : executor_(executor),
         admission_(options),
-        masks_(kMaskThreads, [this](MaskResult result) { Post(std::move(result)); }),
+        masks_({}, [this](MaskResult result) { Post(std::move(result)); }),
         core_(options, tokenizer, executor, metrics, this, &masks_) {}
   ~ThreadedEngine() override { Stop(); }
 
@@ -41,6 +39,8 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
   void Start() override;
   absl::StatusOr<RequestHandle> Submit(GenerateRequest request,
                                        std::shared_ptr<RequestSink> sink) override;
+  absl::StatusOr<std::vector<RequestHandle>> SubmitAll(
+      std::vector<Submission> submissions) override;
   void Cancel(RequestHandle request) override { Post(Cancellation{request}); }
   void Abort(const std::string& caller, const std::string& request_id) override;
   EngineStats Stats() const override;
@@ -59,6 +59,7 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
  private:
   struct Cancellation {
     SequenceId id;
+    const char* why = "cancelled by the caller";
   };
   struct GroupLoss {
     uint64_t term, epoch;
@@ -81,10 +82,10 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
   // On the engine thread.
   void Run();
   void BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) override;
-  void OnStarted(SequenceId id) override;
+  void OnStarted(SequenceId id, uint32_t choice) override;
   void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Handle(EngineCore::Accepted& m, absl::Time now) { core_.Accept(std::move(m), now); }
-  void Handle(Cancellation& m, absl::Time now) { core_.Cancel(m.id, now); }
+  void Handle(Cancellation& m, absl::Time now) { core_.Cancel(m.id, now, m.why); }
   void Handle(GroupInfo& m, absl::Time now) { core_.GroupReady(m, now); }
   void Handle(std::unique_ptr<internal::StepResult>& m, absl::Time now) { core_.StepDone(*m, now); }
   void Handle(MaskResult& m, absl::Time now) { core_.MaskDone(std::move(m), now); }
@@ -124,12 +125,35 @@ void ThreadedEngine::Start() {
 
 absl::StatusOr<RequestHandle> ThreadedEngine::Submit(GenerateRequest request,
                                                      std::shared_ptr<RequestSink> sink) {
+  std::vector<Submission> one;
+  one.push_back({std::move(request), std::move(sink)});
+  ASSIGN_OR_RETURN(const std::vector<RequestHandle> handles, SubmitAll(std::move(one)));
+  return handles.front();
+}
+
+absl::StatusOr<std::vector<RequestHandle>> ThreadedEngine::SubmitAll(
+    std::vector<Submission> submissions) {
   const absl::Time now = absl::Now();
-  if (request.received == absl::InfinitePast()) request.received = now;
+  std::vector<const GenerateRequest*> requests;
+  for (Submission& submission : submissions) {
+    GenerateRequest& request = submission.request;
+    if (request.received == absl::InfinitePast()) request.received = now;
+    requests.push_back(&request);
+  }
+  const GenerateRequest& first = *requests.front();
   absl::MutexLock lock(&mu_);
-  ASSIGN_OR_RETURN(const SequenceId id, admission_.Admit(request, now));
-  inbox_.push_back(EngineCore::Accepted{id, std::move(request), std::move(sink)});
-  return id;
+  std::optional<SequenceId> superseded;
+  if (first.supersede) superseded = admission_.Find(first.caller, first.request_id);
+  ASSIGN_OR_RETURN(std::vector<RequestHandle> ids, admission_.AdmitAll(requests, now));
+  // Before the new one, which finds in the prefix cache what the old one leaves.
+  if (superseded.has_value())
+    inbox_.push_back(Cancellation{*superseded, "superseded: it goes on in another call"});
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Submission& submission = submissions[i];
+    inbox_.push_back(
+        EngineCore::Accepted{ids[i], std::move(submission.request), std::move(submission.sink)});
+  }
+  return ids;
 }
 
 void ThreadedEngine::Abort(const std::string& caller, const std::string& request_id) {
@@ -200,14 +224,14 @@ void ThreadedEngine::BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode
   Publish();
 }
 
-void ThreadedEngine::OnStarted(SequenceId id) {
+void ThreadedEngine::OnStarted(SequenceId id, uint32_t choice) {
   absl::MutexLock lock(&mu_);
-  admission_.Started(id);
+  admission_.Started(id, choice, absl::Now());
 }
 
 void ThreadedEngine::Publish() {
   core_.FillStats(&scheduling_);
-  admission_.SetScheduling(scheduling_, core_.scheduler().running_prompt_tokens());
+  admission_.SetScheduling(scheduling_, core_.taken_prompt_tokens());
   admission_.set_group_cause(core_.group_cause());
 }
 

@@ -5,8 +5,12 @@
 // Owned by the engine thread. Calls go out to the executor (plans), the sinks (deltas, ends), the
 // metrics, and the observer; none of them may call back into this object.
 //
+// A request's choices are sequences of the scheduler with ids of their own. Those after the first
+// come to the scheduler once the plan that draws the first one's first token is out: then they find
+// the prompt in the prefix cache, and it is computed once.
+//
 // Invariant: every accepted request is live until its one OnEnd; when OnEnd is called its blocks
-// and slot are back.
+// and slots are back.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +19,17 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "coordinator/engine/engine.h"
 #include "coordinator/engine/engine_metrics.h"
 #include "coordinator/engine/engine_stats.h"
+#include "coordinator/engine/live_request.h"
 #include "coordinator/engine/mask_job.h"
 #include "coordinator/engine/pace.h"
 #include "coordinator/engine/step_executor.h"
@@ -39,11 +46,11 @@ class EngineCore {
     virtual ~Observer() = default;
     // The request is over, FillStats no longer counts it; its OnEnd comes next.
     virtual void BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) = 0;
-    // The request is in a plan for the first time.
-    virtual void OnStarted(SequenceId id) = 0;
+    // This choice of the request is in a plan for the first time.
+    virtual void OnStarted(SequenceId id, uint32_t choice) = 0;
   };
   struct Accepted {
-    SequenceId id = 0;
+    SequenceId id = 0;        // the first of as many as the request has choices
     GenerateRequest request;  // `received` is set
     // Shared with the frontend's stream, which may outlive the request.
     std::shared_ptr<RequestSink> sink;
@@ -55,7 +62,7 @@ class EngineCore {
 
   void Accept(Accepted accepted, absl::Time now);
   // Nothing happens when the request has ended already.
-  void Cancel(SequenceId id, absl::Time now);
+  void Cancel(SequenceId id, absl::Time now, absl::string_view why = "cancelled by the caller");
   void GroupReady(const GroupInfo& info, absl::Time now);
   void GroupLost(uint64_t term, uint64_t epoch, const absl::Status& why, absl::Time now);
   void StepDone(const internal::StepResult& result, absl::Time now);
@@ -73,55 +80,82 @@ class EngineCore {
   size_t live() const { return live_.size(); }
   // Why there is no group; OK while there is one, or nothing is known.
   const absl::Status& group_cause() const { return group_cause_; }
-  // All but received, rejected, finished, waiting_tokens, which admission knows.
+  // All but received, rejected, finished, waiting, waiting_choices and waiting_tokens, which
+  // admission knows.
   void FillStats(EngineStats* stats) const;
+  // Of live requests: prompt tokens of choices that run or have ended. As admission counts them.
+  uint64_t taken_prompt_tokens() const;
   const Scheduler& scheduler() const { return scheduler_; }
 
  private:
-  struct Live {
-    Live(Accepted accepted, const Tokenizer* tokenizer)
-        : request(std::move(accepted.request)),
-          sink(std::move(accepted.sink)),
-          text(tokenizer, request) {}
-    GenerateRequest request;
-    std::shared_ptr<RequestSink> sink;
-    TextStream text;
-    std::shared_ptr<GrammarPlace> place;  // null: not constrained; a job's while one is out
-    uint32_t cached_tokens = 0;           // of the prompt, from the prefix cache
-    uint32_t completion_tokens = 0;
-    std::vector<TokenLogprobs> scores;  // committed so far
-    absl::Time accepted;
-    std::optional<absl::Time> first_planned, first_token, last_token;
-    // Since when it makes up for lost blocks; how long it has done so until its first token, and
-    // after it.
-    std::optional<absl::Time> recompute_since;
-    absl::Duration recompute_before, recompute_after;
-    uint32_t preemptions = 0;  // that recompute_since knows of
-  };
+  using Live = LiveRequest;
   struct PlanOut {
     uint64_t step;
     StepKind kind;
     uint32_t tokens, rows;
     StepLoad load;
     absl::Time sent;
+    // How far it brings the known tokens of sequences whose callers want to know.
+    std::vector<std::pair<SequenceId, uint32_t>> computed;
   };
 
+  // The live choice that a sequence is; nothing when it, or its request, has ended.
+  struct Place {
+    Live* request = nullptr;
+    uint32_t index = 0;
+
+    LiveChoice& choice() const { return request->choices[index]; }
+  };
+  std::optional<Place> Find(SequenceId sequence) const;
+  // REQUIRES: it is live.
+  Place At(SequenceId sequence) const;
+
+  // Brings a resumed request to where it stopped. False when that, or what it brought along, was
+  // its end.
+  bool GoOn(Live& live, absl::Time now);
+  // May be the end of a resumed request with a constraint.
+  void AddChoice(Live& live, uint32_t index, absl::Time now);
+  // Gives the scheduler the choices after the first. Nothing happens the second time.
+  void Release(Live& live, absl::Time now);
   // False when there is nothing to plan.
   bool PlanStep(absl::Time now);
   void CommitToken(const Commit& commit, absl::Time now);
   void CommitScores(const Commit& commit, absl::Time now);
-  // Asks for the mask of a constrained request's next output, after `tokens`.
-  void FindMask(SequenceId id, std::vector<int32_t> tokens, absl::Time now);
+  void CommitEmbedding(const Commit& commit, absl::Time now);
+  // Of a request that generates nothing: all that was asked about its tokens is there.
+  void EndGiven(const Place& place, absl::Time now);
+  // Asks for the mask of a constrained choice's next output, after `tokens`.
+  void FindMask(SequenceId sequence, std::vector<int32_t> tokens, absl::Time now);
   // Of those that have run before: preempted since the last look, or all, their group being lost.
   void BeginRecompute(bool all, absl::Time now);
   static void EndRecompute(Live& live, absl::Time now);
-  // The only way out for a request. `finish` with an OK status.
-  void End(SequenceId id, absl::Status status, EndReason reason, TextStream::End finish,
+  // A choice is complete; with the last one the request ends.
+  void EndChoice(const Place& place, TextStream::End finish, absl::Time now);
+  // Out of the scheduler, if it is there: quarantined, unfit and unreleased ones are not.
+  void TakeOut(Live& live, uint32_t index);
+  struct Complete {
+    uint32_t choice = 0;
+    TextStream::End finish;
+  };
+  static RequestEnd EndOf(const Live& live, Complete complete, absl::Time now);
+  static RequestTimings TimingsOf(const Live& live, std::optional<absl::Time> first_token,
+                                  absl::Time now);
+  // The only way out for a request: with its last choice, or with an error, which ends all choices.
+  void End(SequenceId id, absl::Status status, EndReason reason, std::optional<Complete> last,
            absl::Time now);
   void End(SequenceId id, absl::Status status, EndReason reason, absl::Time now) {
-    End(id, std::move(status), reason, {}, now);
+    End(id, std::move(status), reason, std::nullopt, now);
   }
   void EndExpired(SequenceId id, absl::Time now);
+
+  // engine_core_status.cc. Each tells callers that want to know.
+  static void Tell(Live& live, const RequestStatus& status);  // unless that was the last it heard
+  // Those that wait for their first step, now and then.
+  void TellQueue(absl::Time now);
+  void TellPreempted();
+  void TellRecovering();
+  void TellEntered(const ScheduledRow& row);
+  void TellComputed(SequenceId sequence, uint32_t tokens);
 
   const Engine::Options options_;
   const Tokenizer* const tokenizer_;
@@ -132,9 +166,14 @@ class EngineCore {
 
   Scheduler scheduler_;
   Pace pace_;
-  bool no_room_ = false, limited_ = false;  // of the last schedule
-  absl::flat_hash_map<SequenceId, std::unique_ptr<Live>> live_;
+  bool no_room_ = false, next_is_batch_ = false, limited_ = false;  // of the last schedule
+  absl::btree_map<SequenceId, std::unique_ptr<Live>> live_;         // by the id of the request
+  std::set<Live*> several_;                                         // those with several choices
+  uint32_t ended_choices_ = 0;                                      // of live requests
   std::set<std::pair<absl::Time, SequenceId>> deadlines_;  // of live requests that have one
+  std::set<SequenceId> queued_;  // requests with status_events, until their first step
+  bool queue_news_ = false;      // one of them may not have heard anything yet
+  absl::Time next_queue_look_ = absl::InfinitePast();
 
   EngineStats::GroupState group_state_ = EngineStats::GroupState::kForming;
   absl::Status group_cause_;

@@ -60,8 +60,10 @@ absl::string_view Name(EngineStats::GroupState state);
 struct RequestSummary {
   EndReason reason = EndReason::kError;
   absl::StatusCode code = absl::StatusCode::kOk;
-  uint32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, max_tokens = 0,
-           preemptions = 0;
+  uint32_t prompt_tokens = 0, cached_tokens = 0, max_tokens = 0;
+  uint32_t choices = 1;
+  // Of all choices together; the most tokens of one of them.
+  uint32_t completion_tokens = 0, preemptions = 0, longest_choice = 0;
   absl::Duration e2e;        // received -> end
   absl::Duration frontend;   // received -> the engine has it: parsing, tokenizing
   absl::Duration queue;      // -> in a step's plan for the first time
@@ -100,8 +102,8 @@ class EngineMetrics {
   // Ready again after a loss; `resumed` requests had tokens and go on.
   virtual void GroupRebuilt(LossCause /*cause*/, uint32_t /*resumed*/) {}
 
-  // The frontend's. For each request that asks for tokens or scores: Received once; then Refused by
-  // the frontend, or a verdict of the engine's admission.
+  // The frontend's. For each request that asks for tokens or scores, and each input of an Embed
+  // call: Received once; then Refused by the frontend, or a verdict of the engine's admission.
   virtual void Received(Face /*face*/) {}
   virtual void Refused(RejectReason /*reason*/) {}
   // The refusal, the engine's too, is handed to the transport.

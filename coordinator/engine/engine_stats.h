@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/time/time.h"
 
 #include "coordinator/engine/outcome.h"
 #include "coordinator/engine/wait_predictor.h"
+#include "coordinator/schedule/level_load.h"
 
 namespace bitshard {
 
@@ -17,7 +19,10 @@ struct EngineStats {
   GroupState group = GroupState::kForming;
   uint64_t term = 0, epoch = 0, steps = 0;
   uint64_t epoch_steps = 0;  // of `steps`, those of this epoch
+  // Requests; one runs when a choice of it does.
   uint32_t running = 0, waiting = 0;
+  // Their choices: in steps, in the queue, and those that have ended before others of theirs.
+  uint32_t running_choices = 0, waiting_choices = 0, ended_choices = 0;
   uint32_t blocks_total = 0, blocks_free = 0, blocks_used = 0, blocks_quarantined = 0;
   uint64_t received = 0, finished = 0, rejected = 0, tokens = 0;
   // When a step last ended, or now when the engine has nothing to do. While a plan is out and
@@ -43,6 +48,9 @@ struct EngineStats {
   uint64_t uncomputed_tokens = 0;
   uint32_t places = 0;
   bool no_room = false;
+  bool next_is_batch = false;  // with no_room: and it pushes nobody out
+  // The levels at which something runs or waits again, in the order of service.
+  std::vector<LevelLoad> level_loads;
   RecentRate prompt_rate, output_rate;  // prompt tokens computed, tokens generated
   RecentRate request_rate;              // accepted requests that ended
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "proto/status_details.h"
 
@@ -102,13 +103,23 @@ absl::Status NonFiniteError(uint32_t output_index) {
       kReasonNonFinite);
 }
 
-absl::Status NoTokenAllowedError(uint32_t output_index) {
-  return WithErrorInfo(
-      absl::InternalError(absl::StrCat(
-          "no token may be output token ", output_index,
-          ": sampling.allowed_token_ids, banned_token_ids, stop.min_tokens and the constraint "
-          "together leave none; allow more tokens")),
-      kReasonNoTokenAllowed);
+absl::Status NoTokenAllowedError(uint32_t output_index, const std::vector<std::string>& fields) {
+  const std::string what = absl::StrCat("no token may be output token ", output_index);
+  if (fields.size() < 2) {
+    return WithErrorInfo(absl::InternalError(absl::StrCat(
+                             what, ", and nothing in the request forbids them; the request ends")),
+                         kReasonNoTokenAllowed);
+  }
+  const std::string together = absl::StrJoin(fields, ", ");
+  absl::Status status = absl::InvalidArgumentError(
+      absl::StrCat(what, ": ", together,
+                   " contradict each other there; allow more tokens, or drop one of them"));
+  for (const std::string& field : fields) {
+    status = WithBadField(
+        std::move(status), field,
+        absl::StrCat(what, ": together with the other fields named here it leaves none"));
+  }
+  return WithErrorInfo(std::move(status), kReasonNoTokenAllowed);
 }
 
 }  // namespace bitshard

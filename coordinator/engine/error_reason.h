@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -56,6 +57,9 @@ absl::Status DuplicateRequestError(absl::string_view request_id);
 
 // INTERNAL.
 absl::Status NonFiniteError(uint32_t output_index);
-absl::Status NoTokenAllowedError(uint32_t output_index);
+
+// INVALID_ARGUMENT: the request's `fields` together leave no token for this output. INTERNAL when
+// they are fewer than two: each alone was seen to leave some.
+absl::Status NoTokenAllowedError(uint32_t output_index, const std::vector<std::string>& fields);
 
 }  // namespace bitshard

@@ -1,38 +1,57 @@
 #include "coordinator/engine/mask_job.h"
 
 #include <ctime>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 
+#include "coordinator/engine/resume.h"
 #include "proto/status_details.h"
 
 namespace bitshard {
-
 namespace {
 
-// Of the calling thread: a busy machine is nobody's fault.
+// Of the calling thread.
 absl::Duration CpuTime() {
   timespec time = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return absl::DurationFromTimespec(time);
 }
 
+absl::Status TooSlow(const std::string& what) {
+  return WithErrorInfo(absl::ResourceExhaustedError(absl::StrCat("following the constraint took ",
+                                                                 what, "; make it simpler")),
+                       "CONSTRAINT_TOO_SLOW");
+}
+
 }  // namespace
 
-MaskResult RunMaskJob(const MaskJob& job) {
+absl::Status MaskTooSlowError(uint32_t output_index, absl::Duration time) {
+  return TooSlow(
+      absl::StrCat(absl::FormatDuration(time), " of processor time for output ", output_index));
+}
+
+MaskResult RunMaskJob(const MaskJob& job, const MaskTimeLimits& limits) {
   MaskResult result{.id = job.id, .output_index = job.output_index, .status = {}, .mask = {}};
   const absl::Duration begin = CpuTime();
   GrammarPlace& place = *job.place;
   if (place.matcher == nullptr) place.matcher = place.grammar->NewMatcher(place.end_tokens);
-  for (const int32_t token : job.tokens) {
-    if (place.matcher->AcceptToken(token)) continue;
-    result.status = absl::InternalError(
-        absl::StrCat("the constraint does not allow the token before output ", job.output_index));
+  for (size_t i = 0; i < job.tokens.size(); ++i) {
+    if (place.matcher->AcceptToken(job.tokens[i])) continue;
+    if (job.resumed) {
+      result.status = ResumedTokenError(
+          i,
+          "is not what the constraint allows there; send the ids as they came, with the first "
+          "request's constraint");
+    } else {
+      result.status = absl::InternalError(
+          absl::StrCat("the constraint does not allow the token before output ", job.output_index));
+    }
     return result;
   }
-  if (!place.matcher->FillMask(&result.mask)) {
+  const bool goes_on = place.matcher->FillMask(&result.mask);
+  const absl::Duration time = CpuTime() - begin;
+  place.used += time;
+  if (!goes_on) {
     result.ended = place.matcher->IsTerminated();
     if (!result.ended) {
       result.status = WithErrorInfo(
@@ -41,53 +60,15 @@ MaskResult RunMaskJob(const MaskJob& job) {
               " tokens the constraint goes on with what no token of this model stands for")),
           "CONSTRAINT_DEAD_END");
     }
-  } else if (const absl::Duration time = CpuTime() - begin; time > kMaxMaskTime) {
-    result.status = WithErrorInfo(absl::ResourceExhaustedError(absl::StrCat(
-                                      "following the constraint took ", absl::FormatDuration(time),
-                                      " for output ", job.output_index, "; make it simpler")),
-                                  "CONSTRAINT_TOO_SLOW");
+  } else if (time > limits.Of(job)) {
+    result.status = MaskTooSlowError(job.output_index, time);
+  } else if (place.used > limits.Until(job.output_index)) {
+    result.status =
+        TooSlow(absl::StrCat(absl::FormatDuration(place.used), " of processor time for ",
+                             job.output_index, " outputs, more than the ",
+                             absl::FormatDuration(limits.Until(job.output_index)), " allowed"));
   }
   return result;
-}
-
-MaskThreads::MaskThreads(int threads, std::function<void(MaskResult)> done)
-    : max_threads_(threads), done_(std::move(done)) {}
-
-MaskThreads::~MaskThreads() {
-  {
-    absl::MutexLock lock(&mu_);
-    stopping_ = true;
-  }
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void MaskThreads::Run(MaskJob job) {
-  bool more_threads;
-  {
-    absl::MutexLock lock(&mu_);
-    queue_.push_back(std::move(job));
-    more_threads = static_cast<int>(threads_.size()) < max_threads_;
-  }
-  if (more_threads) threads_.emplace_back([this] { Loop(); });
-}
-
-void MaskThreads::Loop() {
-  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return stopping_ || !queue_.empty();
-  };
-  while (true) {
-    MaskJob job;
-    {
-      absl::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(&ready));
-      if (stopping_) return;
-      job = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    MaskResult result = RunMaskJob(job);
-    job.place.reset();
-    done_(std::move(result));
-  }
 }
 
 }  // namespace bitshard

@@ -7,17 +7,11 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "coordinator/grammar/token_matcher.h"
@@ -30,6 +24,8 @@ struct GrammarPlace {
   std::shared_ptr<const CompiledGrammar> grammar;
   bool end_tokens = true;                 // as NewMatcher has it
   std::unique_ptr<TokenMatcher> matcher;  // made by the first job
+  std::string tenant;                     // among whom the threads are shared
+  absl::Duration used;                    // processor time of its jobs so far
 };
 
 struct MaskJob {
@@ -37,46 +33,43 @@ struct MaskJob {
   uint32_t output_index = 0;            // of the output that the mask is for
   std::shared_ptr<GrammarPlace> place;  // shared: the sequence may end while the job is out
   std::vector<int32_t> tokens;          // committed since the last job
+  bool resumed = false;                 // these are what the caller brought along
 };
 
 struct MaskResult {
   SequenceId id = 0;
   uint32_t output_index = 0;
-  absl::Status status;  // INTERNAL, FAILED_PRECONDITION or RESOURCE_EXHAUSTED: the request's end
-  bool ended = false;   // the text is complete and nothing may follow
+  // INTERNAL, INVALID_ARGUMENT, FAILED_PRECONDITION or RESOURCE_EXHAUSTED: the request's end.
+  absl::Status status;
+  bool ended = false;  // the text is complete and nothing may follow
   std::string mask;
 };
 
-// Of processor time. A mask that takes longer ends its request: the next ones would too.
-inline constexpr absl::Duration kMaxMaskTime = absl::Seconds(2);
+// Of processor time, which is nobody's fault to have spent on a busy machine. What takes longer
+// ends its request.
+struct MaskTimeLimits {
+  absl::Duration one = absl::Seconds(2);
+  // All of a sequence's until its output i: begin + i * each.
+  absl::Duration begin = absl::Seconds(10);
+  absl::Duration each = absl::Milliseconds(10);
 
-MaskResult RunMaskJob(const MaskJob& job);
+  absl::Duration Until(uint32_t output_index) const { return begin + output_index * each; }
+  // Of this job alone. A resumed one does the work of many.
+  absl::Duration Of(const MaskJob& job) const {
+    return job.resumed ? Until(job.output_index) : one;
+  }
+};
+
+MaskResult RunMaskJob(const MaskJob& job, const MaskTimeLimits& limits = {});
+
+// What ends the request when its mask is not there after `time`.
+absl::Status MaskTooSlowError(uint32_t output_index, absl::Duration time);
 
 class MaskRunner {
  public:
   virtual ~MaskRunner() = default;
   // Its result goes to EngineCore::MaskDone, later, on the engine thread.
   virtual void Run(MaskJob job) = 0;
-};
-
-// On a few threads, made with the first job.
-class MaskThreads final : public MaskRunner {
- public:
-  // `done` is called on these threads.
-  MaskThreads(int threads, std::function<void(MaskResult)> done);
-  ~MaskThreads() override;  // jobs that wait are dropped
-
-  void Run(MaskJob job) override ABSL_LOCKS_EXCLUDED(mu_);
-
- private:
-  void Loop();
-
-  const int max_threads_;
-  const std::function<void(MaskResult)> done_;
-  absl::Mutex mu_;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<MaskJob> queue_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::thread> threads_;  // of the thread that calls Run
 };
 
 }  // namespace bitshard

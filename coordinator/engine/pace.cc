@@ -35,6 +35,7 @@ ServiceRates Pace::Rates(uint32_t token_budget) const {
   ServiceRates rates;
   rates.decode_step_seconds = decode_step_seconds_.value();
   rates.outputs = outputs_.value();
+  if (given_tokens_.value() > 0) rates.cached_part = cached_tokens_.value() / given_tokens_.value();
   if (!model_.knows_prefill()) return rates;
   StepLoad step = last_decodes_;
   uint32_t chunk = token_budget - std::min(token_budget - 1, step.decode_rows);

@@ -25,7 +25,14 @@ class Pace {
 
   // A step of `load` has run for `execution` and brought `outputs` tokens.
   void StepEnded(const StepLoad& load, absl::Duration execution, uint32_t outputs, absl::Time now);
-  // A request ended; `outputs`: well, with so many outputs.
+  // A request entered with `given` tokens, `cached` of them from the prefix cache.
+  void Entered(uint32_t given, uint32_t cached) {
+    given_tokens_.Add(given);
+    cached_tokens_.Add(cached);
+  }
+  // A choice of a request ended well, others go on.
+  void ChoiceEnded(uint32_t outputs) { outputs_.Add(outputs); }
+  // A request ended; `outputs`: well, its last choice with so many outputs.
   void RequestEnded(std::optional<uint32_t> outputs, absl::Time now);
 
   // For Scheduler::Schedule; null without a bound.
@@ -41,7 +48,7 @@ class Pace {
   StepTimeModel model_;
   PrefillLimit limit_;
   StepLoad last_decodes_;  // of the last step that held decodes, without its prefill
-  RecentMean decode_step_seconds_{32}, outputs_{64};
+  RecentMean decode_step_seconds_{32}, outputs_{64}, given_tokens_{64}, cached_tokens_{64};
   RecentRate prompt_rate_, output_rate_, request_rate_;
 };
 

@@ -1,6 +1,7 @@
 #include "coordinator/engine/sampling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -99,6 +100,8 @@ internal::SamplingParams SamplingOf(const GenerateRequest& request, const Tokeni
   return out;
 }
 
+uint64_t ChoiceSeed(uint64_t seed, uint32_t choice) { return seed + choice * 0x9E3779B97F4A7C15; }
+
 std::vector<int32_t> EndTokensOf(const GenerateRequest& request, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids = request.stop_token_ids;
   if (!request.ignore_eos)
@@ -106,6 +109,21 @@ std::vector<int32_t> EndTokensOf(const GenerateRequest& request, const Tokenizer
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;
+}
+
+std::vector<std::string> ForbiddingFields(const GenerateRequest& request, uint32_t output_index) {
+  std::vector<std::string> fields;
+  if (request.grammar != nullptr) fields.push_back("constraint");
+  if (!request.allowed_tokens.empty()) {
+    // The mask is of both lists: few tokens allowed is the one, few banned the other.
+    size_t allowed = 0;
+    for (const char byte : request.allowed_tokens)
+      allowed += std::popcount(static_cast<uint8_t>(byte));
+    const bool few = allowed <= request.allowed_tokens.size() * 4;
+    fields.push_back(few ? "sampling.allowed_token_ids" : "sampling.banned_token_ids");
+  }
+  if (output_index < request.min_tokens) fields.push_back("stop.min_tokens");
+  return fields;
 }
 
 }  // namespace bitshard

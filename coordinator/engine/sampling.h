@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,7 +22,14 @@ std::optional<absl::Status> JudgeSampling(const GenerateRequest& request, uint32
 internal::SamplingParams SamplingOf(const GenerateRequest& request, const Tokenizer& tokenizer,
                                     uint32_t vocab_size);
 
+// The seed that a request's choice is drawn with; the first one's is the request's own. Callers
+// know the rule (Started.choice_seeds).
+uint64_t ChoiceSeed(uint64_t seed, uint32_t choice);
+
 // The ids that end the request, once min_tokens allows it; ascending.
 std::vector<int32_t> EndTokensOf(const GenerateRequest& request, const Tokenizer& tokenizer);
+
+// The fields of the request that forbid tokens as output `output_index`.
+std::vector<std::string> ForbiddingFields(const GenerateRequest& request, uint32_t output_index);
 
 }  // namespace bitshard

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace bitshard {
 namespace {
@@ -15,7 +16,9 @@ double Fade(absl::Duration time) { return std::exp(-absl::FDivDuration(time, kMe
 }  // namespace
 
 absl::Duration PredictWait(const ServiceRates& rates, const QueueAhead& ahead) {
-  const double prefill = static_cast<double>(ahead.prompt_tokens) * rates.prefill_token_seconds;
+  const double tokens = static_cast<double>(ahead.prompt_tokens) * (1 - rates.cached_part) +
+                        static_cast<double>(ahead.uncomputed_tokens);
+  const double prefill = tokens * rates.prefill_token_seconds;
   const uint64_t free =
       ahead.blocked || ahead.running >= ahead.places ? 0 : ahead.places - ahead.running;
   double places = 0;
@@ -24,6 +27,22 @@ absl::Duration PredictWait(const ServiceRates& rates, const QueueAhead& ahead) {
     places = ends / ahead.running * rates.outputs * rates.decode_step_seconds;
   }
   return absl::Seconds(std::max(prefill, places));
+}
+
+void WaitError::Add(absl::Duration predicted, absl::Duration waited) {
+  const double ratio = absl::FDivDuration(waited, predicted);
+  if (ratios_.size() < kMemory) {
+    ratios_.push_back(ratio);
+  } else {
+    ratios_[next_] = ratio;
+    next_ = (next_ + 1) % kMemory;
+  }
+  if (ratios_.size() < kLeast || (++since_ < kEvery && ratio <= factor_)) return;
+  since_ = 0;
+  sorted_ = ratios_;
+  const auto at = sorted_.begin() + static_cast<std::ptrdiff_t>(sorted_.size() / kBeyond);
+  std::nth_element(sorted_.begin(), at, sorted_.end(), std::greater<>());
+  factor_ = std::clamp(*at, 1., kMost);
 }
 
 void RecentRate::Add(uint64_t count, absl::Time now) {

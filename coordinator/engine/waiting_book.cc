@@ -8,16 +8,17 @@
 namespace bitshard {
 namespace {
 
-void Plus(WaitingBook::Sum& sum, uint64_t tokens) {
-  ++sum.requests;
-  sum.tokens += tokens;
+void Plus(WaitingBook::Sum& sum, const WaitingBook::Sum& more) {
+  sum.requests += more.requests;
+  sum.tokens += more.tokens;
 }
 
-void Minus(WaitingBook::Sum& sum, uint64_t tokens) {
-  CHECK(sum.requests > 0 && sum.tokens >= tokens)
-      << sum.requests << " requests of " << sum.tokens << " tokens, one of " << tokens << " goes";
-  --sum.requests;
-  sum.tokens -= tokens;
+void Minus(WaitingBook::Sum& sum, const WaitingBook::Sum& less) {
+  CHECK(sum.requests >= less.requests && sum.tokens >= less.tokens)
+      << sum.requests << " requests of " << sum.tokens << " tokens, " << less.requests << " of "
+      << less.tokens << " go";
+  sum.requests -= less.requests;
+  sum.tokens -= less.tokens;
 }
 
 }  // namespace
@@ -27,29 +28,33 @@ double WaitingBook::WeightOf(const std::string& tenant) const {
   return found == weights_->end() ? 1 : found->second;
 }
 
-void WaitingBook::Add(const ServiceLevel& level, const std::string& tenant, uint64_t tokens) {
+void WaitingBook::Add(const ServiceLevel& level, const std::string& tenant, uint64_t tokens,
+                      uint64_t requests) {
+  const Sum more = {.requests = requests, .tokens = tokens};
   Level& at = levels_[level];
-  Plus(at.sum, tokens);
-  Plus(at.tenants[tenant], tokens);
-  Plus(tenants_[tenant], tokens);
-  Plus(sum_, tokens);
-  if (level.batch) Plus(batch_, tokens);
+  Plus(at.sum, more);
+  Plus(at.tenants[tenant], more);
+  Plus(tenants_[tenant], more);
+  Plus(sum_, more);
+  if (level.batch) Plus(batch_, more);
 }
 
-void WaitingBook::Remove(const ServiceLevel& level, const std::string& tenant, uint64_t tokens) {
+void WaitingBook::Remove(const ServiceLevel& level, const std::string& tenant, uint64_t tokens,
+                         uint64_t requests) {
+  const Sum less = {.requests = requests, .tokens = tokens};
   auto at = levels_.find(level);
   CHECK(at != levels_.end()) << "nobody waits at the level";
   auto own = at->second.tenants.find(tenant);
   CHECK(own != at->second.tenants.end()) << "tenant " << tenant << " does not wait at the level";
-  Minus(own->second, tokens);
+  Minus(own->second, less);
   if (own->second.requests == 0) at->second.tenants.erase(own);
-  Minus(at->second.sum, tokens);
+  Minus(at->second.sum, less);
   if (at->second.sum.requests == 0) levels_.erase(at);
   auto all = tenants_.find(tenant);
-  Minus(all->second, tokens);
+  Minus(all->second, less);
   if (all->second.requests == 0) tenants_.erase(all);
-  Minus(sum_, tokens);
-  if (level.batch) Minus(batch_, tokens);
+  Minus(sum_, less);
+  if (level.batch) Minus(batch_, less);
 }
 
 WaitingBook::Sum WaitingBook::of_tenant(const std::string& tenant) const {

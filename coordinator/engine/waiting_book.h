@@ -1,5 +1,5 @@
 // Who waits for a first step, by level and tenant: what admission needs to know to say how much is
-// in front of a request that comes now.
+// in front of a request that comes now. Each choice of a request counts as one.
 //
 // Kept by Admission, under its lock. It follows the order of service of
 // coordinator/schedule/fair_queue.h without its accounts: within a level a tenant waits for its own
@@ -26,9 +26,12 @@ class WaitingBook {
   explicit WaitingBook(const absl::flat_hash_map<std::string, double>* weights)
       : weights_(weights) {}
 
-  void Add(const ServiceLevel& level, const std::string& tenant, uint64_t tokens);
-  // REQUIRES: the same was added.
-  void Remove(const ServiceLevel& level, const std::string& tenant, uint64_t tokens);
+  // `tokens`: of all `requests` together.
+  void Add(const ServiceLevel& level, const std::string& tenant, uint64_t tokens,
+           uint64_t requests = 1);
+  // REQUIRES: so much was added.
+  void Remove(const ServiceLevel& level, const std::string& tenant, uint64_t tokens,
+              uint64_t requests = 1);
 
   const Sum& sum() const { return sum_; }
   const Sum& batch() const { return batch_; }

@@ -17,8 +17,8 @@
 namespace bitshard {
 namespace {
 
-// Workers say little: the largest message is a StepResult with log-probabilities of every row.
-constexpr int kMaxReceiveBytes = 16 << 20;
+// The largest message is a StepResult with log-probabilities, or a vector, of every row.
+constexpr int kMaxReceiveBytes = 256 << 20;
 // Heartbeats cover a silent peer; pings keep middle boxes from forgetting the connection.
 constexpr int kKeepaliveMs = 30'000;
 

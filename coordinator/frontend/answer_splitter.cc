@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "coordinator/engine/sampling.h"
 #include "coordinator/frontend/to_proto.h"
 
 namespace bitshard {
@@ -19,10 +20,13 @@ uint64_t Mixed(uint64_t hash, uint64_t value) {
 
 AnswerSplitter::AnswerSplitter(const PreparedRequest& prepared, uint32_t choice)
     : parser_(prepared.new_parser ? prepared.new_parser() : nullptr) {
-  // The same request gives the same ids, another turn of a conversation others.
-  id_seed_ = Mixed(prepared.engine.seed, choice);
+  // The same request gives the same ids, another turn of a conversation others. A choice has those
+  // of a request of its own.
+  id_seed_ = Mixed(ChoiceSeed(prepared.engine.seed, choice), 0);
   for (const int32_t token : prepared.engine.prompt_tokens)
     id_seed_ = Mixed(id_seed_, static_cast<uint64_t>(token));
+  if (!prepared.resumed_text.empty())
+    Pieces(prepared.resumed_text, /*end=*/false);  // has been sent
 }
 
 std::vector<OutputPiece> AnswerSplitter::Pieces(std::string_view text, bool end) {
@@ -61,10 +65,13 @@ void AnswerSplitter::Split(std::string_view text, bool end,
     if (piece.kind == Kind::kMarkup || nothing) continue;
     if (std::exchange(taken, true)) {
       v1::GenerateResponse next;
-      const v1::GenerateResponse& last = messages->back();
+      v1::GenerateResponse& last = messages->back();
       next.set_choice(last.choice());
-      next.set_token_index(last.token_index() + last.token_count());
-      next.set_token_count(0);
+      next.set_token_index(last.token_index());
+      next.set_token_count(last.token_count());
+      last.set_token_count(0);
+      next.mutable_token_ids()->Swap(last.mutable_token_ids());
+      next.mutable_logprobs()->Swap(last.mutable_logprobs());
       messages->push_back(std::move(next));
     }
     v1::GenerateResponse& message = messages->back();
@@ -87,11 +94,12 @@ void AnswerSplitter::Split(std::string_view text, v1::CompletedChoice* choice) {
       choice->mutable_text()->append(piece.raw);
     } else if (piece.kind == Kind::kReasoning) {
       choice->mutable_reasoning()->append(piece.raw);
-    } else if (piece.kind == Kind::kToolCall) {
-      const bool is_new = static_cast<int>(piece.call) >= choice->tool_calls_size();
-      const int place = static_cast<int>(piece.call);
+    } else if (piece.kind == Kind::kToolCall && !(piece.name.empty() && piece.arguments.empty())) {
+      // Calls come one after the other; the first one may be the rest of one that was resumed.
+      const int calls = choice->tool_calls_size();
+      const bool is_new = calls == 0 || choice->tool_calls(calls - 1).index() != piece.call;
       SetCall(std::move(piece),
-              is_new ? choice->add_tool_calls() : choice->mutable_tool_calls(place));
+              is_new ? choice->add_tool_calls() : choice->mutable_tool_calls(calls - 1));
     }
   }
 }

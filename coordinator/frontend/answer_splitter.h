@@ -17,12 +17,13 @@ namespace bitshard {
 
 class AnswerSplitter {
  public:
-  // `choice`: which of the request's. `prepared` need not outlive this object.
+  // `choice`: which of the request's. `prepared` need not outlive this object. Of a resumed answer
+  // what comes after prepared.resumed_text is split.
   AnswerSplitter(const PreparedRequest& prepared, uint32_t choice);
 
-  // Puts further text into the last of `messages`, as many more as it takes behind it; they belong
-  // to the same choice and cover no tokens. With `end`, nothing follows. REQUIRES: the last message
-  // has no delta, choice and tokens are set.
+  // Puts further text into the last of `messages`, and as many more as it takes behind it; they
+  // belong to the same choice, and the last of them takes the tokens over. With `end`, nothing
+  // follows. REQUIRES: the last message has no delta, choice and tokens are set.
   void Split(std::string_view text, bool end, std::vector<v1::GenerateResponse>* messages);
   // The same for a whole answer; after it only Finished is called.
   void Split(std::string_view text, v1::CompletedChoice* choice);

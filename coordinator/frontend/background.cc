@@ -4,20 +4,23 @@
 
 namespace bitshard {
 
-Background::Background(size_t max_queued) : max_queued_(max_queued), thread_([this] { Loop(); }) {}
+Background::Background(size_t max_queued, size_t max_bytes)
+    : max_queued_(max_queued), max_bytes_(max_bytes), thread_([this] { Loop(); }) {}
 
 Background::~Background() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
   }
-  thread_.join();
+  thread_.Join();
 }
 
-bool Background::Run(std::function<void()> work) {
+bool Background::Run(size_t bytes, std::function<void()> work) {
   absl::MutexLock lock(&mu_);
   if (stopping_ || queue_.size() >= max_queued_) return false;
-  queue_.push_back(std::move(work));
+  if (!queue_.empty() && bytes_ + bytes > max_bytes_) return false;
+  bytes_ += bytes;
+  queue_.push_back({bytes, std::move(work)});
   return true;
 }
 
@@ -31,7 +34,8 @@ void Background::Loop() {
       };
       mu_.Await(absl::Condition(&ready));
       if (queue_.empty()) return;
-      work = std::move(queue_.front());
+      bytes_ -= queue_.front().bytes;
+      work = std::move(queue_.front().run);
       queue_.pop_front();
     }
     work();

@@ -1,12 +1,14 @@
-// Output that a client has not taken yet: merged into one piece, bounded in time.
+// Output that a client has not taken yet: merged into one piece a choice, bounded in time.
 //
 // Owned by one stream, guarded by its lock. The engine puts in at its own pace and is never held
 // up; what cannot be written at once is coalesced. A client that leaves more than the bound unread
 // for longer than the patience is too slow.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/time/time.h"
 
@@ -15,8 +17,8 @@
 namespace bitshard {
 
 struct SlowReaderPolicy {
-  uint32_t max_pending_tokens = 1024;
-  uint64_t max_pending_bytes = 1 << 20;
+  uint32_t max_pending_tokens = 1024;           // of all choices
+  uint64_t max_pending_bytes = 1 << 20;         // the same
   absl::Duration patience = absl::Seconds(10);  // over the bound
 };
 
@@ -24,10 +26,13 @@ class DeltaBuffer {
  public:
   explicit DeltaBuffer(const SlowReaderPolicy& policy) : policy_(policy) {}
 
-  void Push(TokenDelta delta, absl::Time now);
-  bool empty() const { return !pending_.has_value(); }
-  // All that is pending as one delta. REQUIRES: !empty().
-  TokenDelta Take();
+  // True: merged into a piece that waits.
+  bool Push(TokenDelta delta, absl::Time now);
+  bool empty() const { return pending_.empty(); }
+  // Pieces that wait: one a choice at most.
+  size_t size() const { return pending_.size(); }
+  // All that is pending, in the order in which the pieces began.
+  std::vector<TokenDelta> Take();
   void Clear();
   // Over the bound for longer than the policy allows.
   bool TooSlow(absl::Time now) const {
@@ -38,8 +43,8 @@ class DeltaBuffer {
 
  private:
   const SlowReaderPolicy policy_;
-  std::optional<TokenDelta> pending_;
-  uint64_t pending_bytes_ = 0;
+  std::vector<TokenDelta> pending_;
+  uint64_t pending_bytes_ = 0, pending_tokens_ = 0;
   std::optional<absl::Time> over_since_;
   uint64_t coalesced_ = 0;
 };

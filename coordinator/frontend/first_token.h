@@ -1,11 +1,12 @@
-// Counts for one accepted request exactly one of two things: when its first token was handed to the
-// transport, or that it ended without one.
+// Counts for each accepted request of a call exactly one of two things: when its first token was
+// handed to the transport, or that it ended without one.
 //
 // Lives in the call, which lives until gRPC, the engine and the writer have let go of it. Any
 // thread.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 
 #include "absl/time/time.h"
 
@@ -17,20 +18,21 @@ class FirstTokenCount {
  public:
   explicit FirstTokenCount(EngineMetrics* metrics) : metrics_(metrics) {}
   ~FirstTokenCount() {
-    if (accepted_ && !handed_) metrics_->EndedWithoutToken();
+    for (size_t i = handed_ ? 1 : 0; i < accepted_; ++i) metrics_->EndedWithoutToken();
   }
   FirstTokenCount(const FirstTokenCount&) = delete;
   FirstTokenCount& operator=(const FirstTokenCount&) = delete;
 
-  void Accepted() { accepted_ = true; }
-  // Tokens are handed over; only the first call counts.
+  void Accepted(size_t requests) { accepted_ = requests; }
+  // Tokens are handed over, of a call of one request; only the first time counts.
   void Handed(absl::Duration since_received) {
     if (!handed_.exchange(true)) metrics_->FirstToken(since_received);
   }
 
  private:
   EngineMetrics* const metrics_;
-  std::atomic<bool> accepted_{false}, handed_{false};
+  std::atomic<size_t> accepted_{0};
+  std::atomic<bool> handed_{false};
 };
 
 }  // namespace bitshard

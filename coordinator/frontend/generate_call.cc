@@ -1,5 +1,6 @@
 #include "coordinator/frontend/generate_call.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,9 +18,12 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateCall::Start(
   auto call = std::make_shared<GenerateCall>(frontend, context);
   GenerateCall* raw = call.get();
   raw->self_ = std::move(call);
-  raw->Begin(request.Length(),
-             raw->ParseGenerate(request, v1::GenerateRequest::descriptor()->full_name()));
+  raw->Begin(request);
   return raw;
+}
+
+absl::StatusOr<PreparedRequest> GenerateCall::Prepare(const grpc::ByteBuffer& request) {
+  return PrepareGenerate(request, v1::GenerateRequest::descriptor()->full_name());
 }
 
 GenerateCall::~GenerateCall() {
@@ -36,6 +40,17 @@ void GenerateCall::OnAdmitted() {
   {
     absl::MutexLock lock(&mu_);
     admitted_ = true;
+    next_index_ = static_cast<uint32_t>(prepared_.engine.resumed.size());
+  }
+  WakeWriter();
+}
+
+void GenerateCall::OnStatus(const RequestStatus& status) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (finished_) return;
+    status_ = status;
+    if (writing_) return;  // OnWriteDone takes it along
   }
   WakeWriter();
 }
@@ -44,13 +59,22 @@ void GenerateCall::OnDelta(TokenDelta delta) {
   {
     absl::MutexLock lock(&mu_);
     if (finished_) return;
-    if (buffer_.empty()) {
-      metrics_->StreamBacklog(1);
-    } else {
+    if (buffer_.Push(std::move(delta), absl::Now())) {
       metrics_->Coalesced();
+    } else {
+      metrics_->StreamBacklog(1);
     }
-    buffer_.Push(std::move(delta), absl::Now());
     if (writing_ && !buffer_.TooSlow(absl::Now())) return;  // OnWriteDone takes it along
+  }
+  WakeWriter();
+}
+
+void GenerateCall::OnChoiceEnd(RequestEnd end) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (finished_) return;
+    choice_ends_.push_back(std::move(end));
+    if (writing_) return;  // OnWriteDone takes it along
   }
   WakeWriter();
 }
@@ -60,13 +84,16 @@ void GenerateCall::OnEnd(RequestEnd end) {
   {
     absl::MutexLock lock(&mu_);
     end_ = std::move(end);
+    end_since_ = absl::Now();
   }
   WakeWriter();
 }
 
 bool GenerateCall::Pump(absl::Time now) {
-  std::optional<TokenDelta> delta;
-  std::optional<RequestEnd> end;
+  std::vector<TokenDelta> deltas;
+  std::vector<RequestEnd> ends;
+  std::optional<RequestStatus> status;
+  bool last = false;
   {
     absl::MutexLock lock(&mu_);
     if (done_) return false;
@@ -77,40 +104,41 @@ bool GenerateCall::Pump(absl::Time now) {
       return true;
     }
     if (finished_ || writing_) return LookAfterSlowReader(now);
-    if (admitted_ && !std::exchange(metadata_sent_, true)) {
+    if (end_) status_.reset();  // it is past
+    if ((admitted_ || status_) && !std::exchange(metadata_sent_, true)) {
       context_->AddInitialMetadata("x-request-id", prepared_.started.request_id());
       StartSendInitialMetadata();
     }
-    const bool ended_well = end_ && end_->status.ok();
-    if (!buffer_.empty()) {
-      delta = buffer_.Take();
-      metrics_->StreamBacklog(-1);
-    }
-    if (!delta && end_ && !ended_well) {
+    last = end_ && end_->status.ok();
+    metrics_->StreamBacklog(-static_cast<int64_t>(buffer_.size()));
+    deltas = buffer_.Take();
+    ends = std::exchange(choice_ends_, {});
+    status = std::exchange(status_, std::nullopt);
+    if (deltas.empty() && ends.empty() && !last && !status) {
+      if (!end_) return false;
       FinishWith(end_->status, now);
       return true;
     }
-    if (!delta && !end_) return false;
-    if (ended_well) {
-      end = end_;
+    if (last) {
+      ends.push_back(*end_);
       finished_ = now;
     }
     writing_ = true;
     write_since_ = now;
-    if (delta) next_index_ = delta->first_index + static_cast<uint32_t>(delta->tokens.size());
+    for (const TokenDelta& delta : deltas)
+      next_index_ = delta.first_index + static_cast<uint32_t>(delta.tokens.size());
   }
   // Nobody else writes now: messages are made without the lock, which the engine's thread wants
   // too.
   std::deque<grpc::ByteBuffer> made;
-  for (const v1::GenerateResponse& message :
-       Messages(delta ? &*delta : nullptr, end ? &*end : nullptr)) {
-    made.push_back(Serialize(message));
-  }
+  std::vector<v1::GenerateResponse> messages = Messages(deltas, ends, last);
+  if (status) AddStatus(*status, &messages);
+  for (const v1::GenerateResponse& message : messages) made.push_back(Serialize(message));
   absl::MutexLock lock(&mu_);
-  if (!end && finished_) return true;  // a slow reader was ended meanwhile; the call may be gone
-  if (delta) TokensHanded();
+  if (!last && finished_) return true;  // a slow reader was ended meanwhile; the call may be gone
+  if (!deltas.empty()) TokensHanded();
   more_ = std::move(made);
-  more_end_ = end.has_value();
+  more_end_ = last;
   WriteNext();
   return true;
 }
@@ -127,29 +155,38 @@ void GenerateCall::WriteNext() {
 
 bool GenerateCall::LookAfterSlowReader(absl::Time now) {
   const absl::Duration patience = frontend_->slow_reader.patience;
-  if (finished_) {
-    // What is on its way is the last: a client that does not take even that is cut off.
-    if (now - *finished_ > 2 * patience && !std::exchange(cut_, true)) context_->TryCancel();
+  // All that it asked for is on its way, but for the end: a client that does not take even that is
+  // cut off.
+  const bool all_handed = end_ && end_->status.ok() && buffer_.empty() && choice_ends_.empty();
+  const absl::Time since = std::max(write_since_, finished_.value_or(end_since_));
+  if (finished_ || all_handed) {
+    if (now - since > 2 * patience && !std::exchange(cut_, true)) {
+      context_->TryCancel();
+      if (!slow_) metrics_->SlowReaderEnded();
+    }
     return true;
   }
-  const bool stuck_at_the_end = end_.has_value() && now - write_since_ > patience;
+  const bool stuck_at_the_end = end_.has_value() && now - since > patience;
   if (!buffer_.TooSlow(now) && !stuck_at_the_end) return true;
   ClearBuffer();
   if (!end_) CancelInEngine();
+  slow_ = true;
   metrics_->SlowReaderEnded();
-  FinishWith(WithErrorInfo(absl::ResourceExhaustedError(
-                               absl::StrCat("the client reads too slowly: more than ",
-                                            frontend_->slow_reader.max_pending_tokens,
-                                            " tokens waited for ", absl::FormatDuration(patience),
-                                            "; read faster, or resume from token ", next_index_)),
+  const std::string where = prepared_.engine.choices > 1 ? "each choice from where it is"
+                                                         : absl::StrCat("from token ", next_index_);
+  FinishWith(WithErrorInfo(absl::ResourceExhaustedError(absl::StrCat(
+                               "the client reads too slowly: more than ",
+                               frontend_->slow_reader.max_pending_tokens, " tokens waited for ",
+                               absl::FormatDuration(patience), "; read faster, or resume ", where)),
                            "SLOW_READER"),
              now);
   return true;
 }
 
 void GenerateCall::ClearBuffer() {
-  if (!buffer_.empty()) metrics_->StreamBacklog(-1);
+  metrics_->StreamBacklog(-static_cast<int64_t>(buffer_.size()));
   buffer_.Clear();
+  choice_ends_.clear();
 }
 
 void GenerateCall::FinishWith(const absl::Status& status, absl::Time now) {
@@ -159,13 +196,36 @@ void GenerateCall::FinishWith(const absl::Status& status, absl::Time now) {
   Finish(EndOfCall(context_, status));
 }
 
-std::vector<v1::GenerateResponse> GenerateCall::Messages(const TokenDelta* delta,
-                                                         const RequestEnd* end) {
-  std::vector<v1::GenerateResponse> messages(1);
-  v1::GenerateResponse& message = messages[0];
-  message.set_choice(0);
+std::vector<v1::GenerateResponse> GenerateCall::Messages(const std::vector<TokenDelta>& deltas,
+                                                         const std::vector<RequestEnd>& ends,
+                                                         bool last) {
+  std::vector<v1::GenerateResponse> messages;
+  // Choices that go on first: the end of the request is in the last message.
+  for (const TokenDelta& delta : deltas) {
+    const bool goes_on = std::none_of(ends.begin(), ends.end(), [&](const RequestEnd& end) {
+      return end.choice == delta.choice;
+    });
+    if (goes_on) AddMessages(&delta, nullptr, &messages);
+  }
+  for (const RequestEnd& end : ends) {
+    const auto delta = std::find_if(deltas.begin(), deltas.end(), [&](const TokenDelta& one) {
+      return one.choice == end.choice;
+    });
+    AddMessages(delta == deltas.end() ? nullptr : &*delta, &end, &messages);
+  }
+  if (last) SetUsageOfAll(ends.back(), messages.back().mutable_usage());
+  return messages;
+}
+
+void GenerateCall::AddMessages(const TokenDelta* delta, const RequestEnd* end,
+                               std::vector<v1::GenerateResponse>* messages) {
+  const uint32_t choice = delta != nullptr ? delta->choice : end->choice;
+  std::vector<v1::GenerateResponse> mine(1);
+  v1::GenerateResponse& message = mine[0];
+  message.set_choice(choice);
   if (!std::exchange(started_sent_, true)) *message.mutable_started() = prepared_.started;
-  if (delta != nullptr && prepared_.engine.score_from.has_value() && delta->first_index == 0) {
+  if (delta != nullptr && prepared_.engine.score_from.has_value() && delta->first_index == 0 &&
+      choice == prepared_.engine.first_choice) {
     SetTokenScores(prepared_.engine.prompt_tokens, delta->prompt_logprobs,
                    *frontend_->model->tokenizer, message.mutable_prompt_logprobs());
   }
@@ -182,14 +242,22 @@ std::vector<v1::GenerateResponse> GenerateCall::Messages(const TokenDelta* delta
                   message.add_logprobs());
     }
   } else {
-    message.set_token_index(end != nullptr ? end->completion_tokens : 0);
+    message.set_token_index(end->completion_tokens);
     message.set_token_count(0);
   }
   if (end != nullptr) text += end->tail_text;
-  if (!splitter_) splitter_.emplace(prepared_, /*choice=*/0);
-  if (prepared_.send_text) splitter_->Split(text, end != nullptr, &messages);
-  if (end != nullptr) splitter_->Finished(*end, messages.back().mutable_finished());
-  return messages;
+  AnswerSplitter& splitter = splitters_.try_emplace(choice, prepared_, choice).first->second;
+  if (prepared_.send_text) splitter.Split(text, end != nullptr, &mine);
+  if (end != nullptr) splitter.Finished(*end, mine.back().mutable_finished());
+  for (v1::GenerateResponse& one : mine) messages->push_back(std::move(one));
+}
+
+void GenerateCall::AddStatus(const RequestStatus& status,
+                             std::vector<v1::GenerateResponse>* messages) {
+  if (messages->empty()) messages->emplace_back();
+  v1::GenerateResponse& message = messages->front();
+  if (!std::exchange(started_sent_, true)) *message.mutable_started() = prepared_.started;
+  SetStatusEvent(status, message.mutable_status());
 }
 
 void GenerateCall::OnWriteDone(bool ok) {

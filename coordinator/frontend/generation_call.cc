@@ -24,6 +24,21 @@ RejectReason ReasonOf(const absl::Status& refusal) {
                                                       : RejectReason::kBadRequest;
 }
 
+// Of a constraint that was not compiled.
+RejectReason ReasonOfConstraint(const absl::Status& refusal) {
+  switch (refusal.code()) {
+    case absl::StatusCode::kResourceExhausted:
+      return RejectReason::kQueueFull;
+    case absl::StatusCode::kUnavailable:  // the machine is busy, or the service ends
+      return ErrorReason(refusal) == kReasonDraining ? RejectReason::kDraining
+                                                     : RejectReason::kQueueWait;
+    case absl::StatusCode::kCancelled:
+      return RejectReason::kCancelled;
+    default:
+      return RejectReason::kBadRequest;
+  }
+}
+
 std::string Metadata(const grpc::CallbackServerContext& context, const char* key) {
   const auto it = context.client_metadata().find(key);
   if (it == context.client_metadata().end()) return "";
@@ -33,18 +48,16 @@ std::string Metadata(const grpc::CallbackServerContext& context, const char* key
 
 }  // namespace
 
-absl::StatusOr<GenerationCall::PrepareFn> GenerationCall::ParseGenerate(
-    const grpc::ByteBuffer& bytes, const std::string& message_name) const {
-  const auto request = std::make_shared<v1::GenerateRequest>();  // std::function wants copies
-  if (!ParseMessage(bytes, request.get()).ok()) return MalformedError(message_name);
-  return PrepareFn([frontend = frontend_, request] {
-    return PrepareRequest(*request, *frontend->model, frontend->engine->Stats().max_request_tokens);
-  });
+absl::StatusOr<PreparedRequest> GenerationCall::PrepareGenerate(
+    const grpc::ByteBuffer& request, const std::string& message_name) const {
+  v1::GenerateRequest parsed;
+  if (!ParseMessage(request, &parsed).ok()) return MalformedError(message_name);
+  return PrepareRequest(parsed, *frontend_->model, frontend_->engine->Stats().max_request_tokens);
 }
 
-void GenerationCall::Begin(size_t bytes, absl::StatusOr<PrepareFn> prepare) {
+void GenerationCall::Begin(const grpc::ByteBuffer& request) {
   received_ = absl::Now();
-  if (bytes == 0 && !prepare.ok()) {  // not even an empty message came
+  if (!request.Valid()) {  // not even an empty message came
     Refuse(absl::CancelledError("the caller went before its request was there"));
     return;
   }
@@ -54,27 +67,23 @@ void GenerationCall::Begin(size_t bytes, absl::StatusOr<PrepareFn> prepare) {
                                                                        : absl::FromChrono(deadline);
   caller_ = CallerOf(*context_);
   trace_ = Metadata(*context_, "traceparent");
-  if (!prepare.ok()) {
-    frontend_->metrics->Refused(RejectReason::kBadRequest);
-    SendRefusal(prepare.status());
+  if (request.Length() <= kInlineBytes) {
+    PrepareAndSubmit(request);
     return;
   }
-  if (bytes <= kInlineBytes) {
-    PrepareAndSubmit(*prepare);
-    return;
-  }
-  const std::shared_ptr<GenerationCall> self = shared_from_this();
-  const auto work = [self, prepare = *std::move(prepare)] { self->PrepareAndSubmit(prepare); };
-  if (frontend_->background->Run(work)) return;
+  // The copy shares the bytes.
+  const auto work = [self = shared_from_this(), request] { self->PrepareAndSubmit(request); };
+  if (frontend_->background->Run(request.Length(), work)) return;
   frontend_->metrics->Refused(RejectReason::kQueueFull);
   SendRefusal(
       WithRetryInfo(absl::ResourceExhaustedError("too many long prompts wait to be tokenized"),
                     absl::Seconds(1)));
 }
 
-void GenerationCall::PrepareAndSubmit(const PrepareFn& prepare) {
+void GenerationCall::PrepareAndSubmit(const grpc::ByteBuffer& request) {
+  if (const absl::Status status = StillWanted(); !status.ok()) return SendRefusal(status);
   const absl::Time begin = absl::Now();
-  absl::StatusOr<PreparedRequest> prepared = prepare();
+  absl::StatusOr<PreparedRequest> prepared = Prepare(request);
   frontend_->metrics->TokenizerTime(TokenizerOp::kRequest, absl::Now() - begin);
   if (!prepared.ok()) {
     frontend_->metrics->Refused(ReasonOf(prepared.status()));
@@ -90,14 +99,20 @@ void GenerationCall::CompileAndSubmit() {
       self->prepared_.engine.grammar = *grammar;
       return self->SubmitOrRefuse();
     }
-    self->frontend_->metrics->Refused(absl::IsResourceExhausted(grammar.status())
-                                          ? RejectReason::kQueueFull
-                                          : RejectReason::kBadRequest);
+    self->frontend_->metrics->Refused(ReasonOfConstraint(grammar.status()));
     self->SendRefusal(grammar.status());
   };
   if (frontend_->grammars == nullptr)
     return done(absl::UnimplementedError("constraint: this service compiles none"));
-  frontend_->grammars->Compile(*prepared_.constraint, done);
+  const GrammarCompiler::Ticket ticket =
+      frontend_->grammars->Compile(*prepared_.constraint, caller_, done);
+  bool cancelled = false;
+  {
+    absl::MutexLock lock(&cancel_mu_);
+    compiling_ = ticket;
+    cancelled = cancelled_;
+  }
+  if (cancelled) frontend_->grammars->Cancel(ticket);
 }
 
 void GenerationCall::SubmitOrRefuse() {
@@ -113,40 +128,60 @@ void GenerationCall::SendRefusal(const absl::Status& status) {
   Refuse(status);
 }
 
-absl::Status GenerationCall::Submit() {
-  {
-    absl::MutexLock lock(&cancel_mu_);
-    if (cancelled_) {
-      frontend_->metrics->Refused(RejectReason::kCancelled);
-      return absl::CancelledError("the caller has gone");
-    }
-  }
-  GenerateRequest request = prepared_.engine;
-  request.caller = caller_;
-  request.received = received_;
-  request.deadline = deadline_;
-  ASSIGN_OR_RETURN(const RequestHandle handle,
-                   frontend_->engine->Submit(std::move(request), shared_from_this()));
-  first_token_.Accepted();
+absl::Status GenerationCall::StillWanted() {
   absl::MutexLock lock(&cancel_mu_);
-  handle_ = handle;
-  if (cancelled_) frontend_->engine->Cancel(handle);
+  if (!cancelled_) return absl::OkStatus();
+  frontend_->metrics->Refused(RejectReason::kCancelled);
+  return absl::CancelledError("the caller has gone");
+}
+
+absl::Status GenerationCall::Submit() {
+  RETURN_IF_ERROR(StillWanted());
+  std::vector<Engine::Submission> submissions = Submissions();
+  for (Engine::Submission& submission : submissions) {
+    submission.request.caller = caller_;
+    submission.request.received = received_;
+    submission.request.deadline = deadline_;
+  }
+  // A call is a request until it is known to be several.
+  for (size_t i = 1; i < submissions.size(); ++i) frontend_->metrics->Received(Face::kOwn);
+  ASSIGN_OR_RETURN(std::vector<RequestHandle> handles,
+                   frontend_->engine->SubmitAll(std::move(submissions)));
+  first_token_.Accepted(handles.size());
+  absl::MutexLock lock(&cancel_mu_);
+  handles_ = std::move(handles);
+  if (cancelled_) CancelAll();
   return absl::OkStatus();
 }
 
+std::vector<Engine::Submission> GenerationCall::Submissions() {
+  return {{prepared_.engine, shared_from_this()}};
+}
+
+void GenerationCall::CancelAll() {
+  for (const RequestHandle handle : handles_) frontend_->engine->Cancel(handle);
+}
+
 void GenerationCall::CancelInEngine() {
-  absl::MutexLock lock(&cancel_mu_);
-  cancelled_ = true;
-  if (handle_) frontend_->engine->Cancel(*handle_);
+  GrammarCompiler::Ticket compiling = 0;
+  {
+    absl::MutexLock lock(&cancel_mu_);
+    cancelled_ = true;
+    CancelAll();
+    compiling = compiling_;
+  }
+  // Refuses the call, if that is what it waits for.
+  if (compiling != 0) frontend_->grammars->Cancel(compiling);
 }
 
 void GenerationCall::LogEnd(const absl::Status& status, const RequestEnd& end) const {
   LogInfo(
       "request id={} event=end code={} prompt_tokens={} cached_tokens={} completion_tokens={} "
-      "queue_ms={:.1f} "
+      "resumed_tokens={} queue_ms={:.1f} "
       "prefill_ms={:.1f} decode_ms={:.1f} trace={}",
       prepared_.started.request_id(), absl::StatusCodeToString(status.code()), end.prompt_tokens,
-      end.cached_tokens, end.completion_tokens, absl::ToDoubleMilliseconds(end.timings.queue),
+      end.cached_tokens, end.all.completion_tokens, end.resumed_tokens,
+      absl::ToDoubleMilliseconds(end.timings.queue),
       absl::ToDoubleMilliseconds(end.timings.prefill),
       absl::ToDoubleMilliseconds(end.timings.decode), trace_);
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -36,17 +37,18 @@ class GenerationCall : public RequestSink,
   GenerationCall(const FrontendContext* frontend, grpc::CallbackServerContext* context)
       : frontend_(frontend), context_(context), first_token_(frontend->metrics) {}
 
-  // Checks and tokenizes what was parsed.
-  using PrepareFn = std::function<absl::StatusOr<PreparedRequest>()>;
+  // Parses, checks and tokenizes; once, not on the writer's thread.
+  virtual absl::StatusOr<PreparedRequest> Prepare(const grpc::ByteBuffer& request) = 0;
+  // Of a GenerateRequest, or of a CompleteRequest, which is field for field the same.
+  absl::StatusOr<PreparedRequest> PrepareGenerate(const grpc::ByteBuffer& request,
+                                                  const std::string& message_name) const;
 
-  // The PrepareFn of a GenerateRequest, or of a CompleteRequest, which is field for field the same;
-  // or why the bytes are none.
-  absl::StatusOr<PrepareFn> ParseGenerate(const grpc::ByteBuffer& bytes,
-                                          const std::string& message_name) const;
-
-  // Prepares and submits; a request of many bytes on the background thread. On any error Refuse is
-  // called, once.
-  void Begin(size_t bytes, absl::StatusOr<PrepareFn> prepare);
+  // Prepares and submits; a request of many bytes on the background thread, where it is parsed
+  // only when its turn has come: what is parsed can be many times what was sent. On any error
+  // Refuse is called, once.
+  void Begin(const grpc::ByteBuffer& request);
+  // What goes to the engine; caller and times are filled in. By default one request, of this call.
+  virtual std::vector<Engine::Submission> Submissions();
   // The call ends with `status`; nothing has been sent.
   virtual void Refuse(const absl::Status& status) = 0;
   // Nobody wants the answer any more: the client has gone, its deadline has passed, or it reads too
@@ -63,11 +65,14 @@ class GenerationCall : public RequestSink,
   PreparedRequest prepared_;                    // constant once submitted
 
  private:
-  void PrepareAndSubmit(const PrepareFn& prepare);
+  void PrepareAndSubmit(const grpc::ByteBuffer& request);
   // For a request with a constraint: submits once it is compiled, on the compiler's thread.
   void CompileAndSubmit();
   void SubmitOrRefuse();
+  // CANCELLED, counted as such, once the caller has gone.
+  absl::Status StillWanted() ABSL_LOCKS_EXCLUDED(cancel_mu_);
   absl::Status Submit() ABSL_LOCKS_EXCLUDED(cancel_mu_);
+  void CancelAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(cancel_mu_);
   // Refuse, and how long it took.
   void SendRefusal(const absl::Status& status);
 
@@ -79,7 +84,8 @@ class GenerationCall : public RequestSink,
 
   absl::Mutex cancel_mu_;
   bool cancelled_ ABSL_GUARDED_BY(cancel_mu_) = false;
-  std::optional<RequestHandle> handle_ ABSL_GUARDED_BY(cancel_mu_);  // once submitted
+  std::vector<RequestHandle> handles_ ABSL_GUARDED_BY(cancel_mu_);     // once submitted
+  GrammarCompiler::Ticket compiling_ ABSL_GUARDED_BY(cancel_mu_) = 0;  // 0: never was
 };
 
 }  // namespace bitshard

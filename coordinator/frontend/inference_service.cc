@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 
 #include "coordinator/frontend/complete_call.h"
+#include "coordinator/frontend/embed_call.h"
 #include "coordinator/frontend/generate_call.h"
 #include "coordinator/frontend/score_call.h"
 #include "coordinator/frontend/text_methods.h"
@@ -17,13 +18,6 @@ namespace bitshard {
 namespace {
 
 constexpr int kMaxAborts = 1024;
-
-absl::Status NotBuilt(absl::string_view method) {
-  return absl::UnimplementedError(
-      absl::StrCat(method,
-                   " is not built yet; built: Generate, Complete, Score, Tokenize, Detokenize, "
-                   "ApplyChatTemplate, ListModels, Abort"));
-}
 
 // clang-format off
 template <typename Base> using RawGenerate = v1::Inference::WithRawCallbackMethod_Generate<Base>;
@@ -71,8 +65,7 @@ class InferenceService final : public RawInference {
   }
   grpc::ServerUnaryReactor* Embed(Context* context, const Bytes* request,
                                   Bytes* response) override {
-    return AnswerUnary<v1::EmbedRequest, v1::EmbedResponse>(
-        context, request, response, [](const auto&, auto*) { return NotBuilt("Embed"); });
+    return EmbedCall::Start(frontend_, context, *request, response);
   }
   grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request,
                                      Bytes* response) override {
@@ -124,9 +117,10 @@ class InferenceService final : public RawInference {
     if (request->Length() <= kInlineBytes)
       return AnswerUnary<Request, Response>(context, request, response, answer);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const bool queued = frontend_->background->Run([reactor, context, request, response, answer] {
+    const auto work = [reactor, context, request, response, answer] {
       AnswerOn<Request, Response>(reactor, context, request, response, answer);
-    });
+    };
+    const bool queued = frontend_->background->Run(request->Length(), work);
     if (!queued) {
       reactor->Finish(
           EndOfCall(context, WithRetryInfo(absl::ResourceExhaustedError("too many long texts wait"),

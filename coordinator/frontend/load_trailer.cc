@@ -45,7 +45,7 @@ xds::data::orca::v3::OrcaLoadReport LoadReport(const EngineStats& stats, absl::T
   xds::data::orca::v3::OrcaLoadReport report;
   const double kv_usage =
       stats.blocks_total == 0 ? 0 : static_cast<double>(stats.blocks_used) / stats.blocks_total;
-  const double asked_for = static_cast<double>(stats.running) + stats.waiting;
+  const double asked_for = static_cast<double>(stats.running_choices) + stats.waiting_choices;
   report.set_mem_utilization(kv_usage);
   report.set_application_utilization(
       std::max(kv_usage, stats.places == 0 ? 0 : asked_for / stats.places));

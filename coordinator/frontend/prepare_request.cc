@@ -13,6 +13,7 @@
 #include "coordinator/engine/sampling.h"
 #include "coordinator/frontend/chat_prompt.h"
 #include "coordinator/frontend/field_errors.h"
+#include "coordinator/frontend/prepare_resume.h"
 #include "kernels/base/status_macros.h"
 #include "proto/token_mask.h"
 
@@ -154,7 +155,10 @@ absl::Status CheckFields(const v1::GenerateRequest& request, const ServedModel& 
       request.constraint().kind_case() == v1::Constraint::KIND_NOT_SET) {
     errors.Add("constraint", "set one of json_schema, regex, grammar, choice");
   }
-  if (request.has_choices() && request.choices() == 0) errors.Add("choices", "must be at least 1");
+  CheckResume(request, model, errors);
+  if (request.has_choices() && (request.choices() == 0 || request.choices() > kMaxChoices)) {
+    errors.Add("choices", absl::StrCat("must be 1 to ", kMaxChoices, ", not ", request.choices()));
+  }
   if (!v1::ServiceClass_IsValid(request.service_class()))
     errors.Add("service_class", "unknown value");
   return errors.ToStatus();
@@ -166,16 +170,14 @@ absl::Status CheckBuilt(const v1::GenerateRequest& request) {
   const auto refuse = [&](bool used, absl::string_view field) {
     if (used) missing.emplace_back(field);
   };
-  refuse(request.output().status_events(), "output.status_events");
-  refuse(request.choices() > 1, "choices > 1");
   refuse(!request.adapter().empty(), "adapter");
   refuse(!request.media().empty(), "media");
-  refuse(request.has_resume(), "resume");
   if (missing.empty()) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
       "not built yet: ", absl::StrJoin(missing, ", "),
       "; built: prompts as text, tokens or chat; max_tokens; sampling; stop; "
-      "output text, token_ids, logprobs, top_logprobs, prompt_logprobs; priority; service_class"));
+      "output text, token_ids, logprobs, top_logprobs, prompt_logprobs, status_events; choices; "
+      "priority; service_class; resume"));
 }
 
 // Penalties, biases, masks and min_tokens. REQUIRES: CheckFields, and what ends the request and
@@ -234,9 +236,10 @@ void CheckRequestId(bool given, const std::string& id, FieldErrors& errors) {
   }
 }
 
-void CheckText(const std::string& text, const ServedModel& model, FieldErrors& errors) {
+void CheckText(const std::string& text, const ServedModel& model, FieldErrors& errors,
+               const std::string& field) {
   if (text.size() <= MaxTextBytes(model)) return;
-  errors.Add("text",
+  errors.Add(field,
              absl::StrCat(text.size(), " bytes cannot fit the context of ", model.context_tokens,
                           " tokens"),
              kReasonPromptTooLong);
@@ -300,6 +303,7 @@ void SetAnswerFormat(const v1::GenerateRequest& request, const ServedModel& mode
 
 absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& request,
                                                const ServedModel& model, uint64_t pool_tokens) {
+  RETURN_IF_ERROR(CheckResumeModel(request.resume(), model));
   RETURN_IF_ERROR(CheckFields(request, model));
   RETURN_IF_ERROR(CheckModelName(model, request.model()));
   RETURN_IF_ERROR(CheckBuilt(request));
@@ -340,12 +344,16 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
       request.has_max_tokens() ? request.max_tokens() : static_cast<uint32_t>(by_default);
 
   out.request_id = request.has_request_id() ? request.request_id() : DrawRequestId();
+  // One that goes on with an answer goes on with one choice.
+  out.choices = request.has_resume() ? 1 : std::max<uint32_t>(1, request.choices());
   const v1::Sampling& s = request.sampling();
   out.temperature = s.temperature();
   out.top_k = s.top_k();
   out.top_p = s.has_top_p() ? s.top_p() : 1;
   out.min_p = s.min_p();
-  out.seed = s.has_seed() ? s.seed() : RandomBits();
+  out.seed = s.has_seed()                  ? s.seed()
+             : request.resume().has_seed() ? request.resume().seed()
+                                           : RandomBits();
   out.top_logprobs = request.output().top_logprobs();
   out.logprobs = request.output().logprobs() || out.top_logprobs > 0;
   if (request.output().prompt_logprobs()) out.score_from = 0;
@@ -366,11 +374,15 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const v1::GenerateRequest& reques
   prepared.send_text = request.output().has_text() ? request.output().text() : true;
   prepared.send_token_ids = request.output().token_ids();
   if (request.has_constraint()) prepared.constraint = ConstraintOf(request.constraint());
+  out.status_events = request.output().status_events();
+  RETURN_IF_ERROR(SetResume(request, model, prepared));
 
   prepared.started.set_request_id(out.request_id);
   prepared.started.set_model(model.names.front());
   prepared.started.set_model_fingerprint(model.fingerprint);
   prepared.started.set_seed(out.seed);
+  for (uint32_t i = 0; request.choices() > 1 && i < request.choices(); ++i)
+    prepared.started.add_choice_seeds(ChoiceSeed(out.seed, i));
   prepared.started.set_prompt_tokens(static_cast<uint32_t>(prompt_tokens));
   return prepared;
 }

@@ -6,6 +6,7 @@
 #include "coordinator/frontend/to_proto.h"
 #include "coordinator/frontend/wire.h"
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 
 namespace bitshard {
 namespace {
@@ -29,15 +30,14 @@ grpc::ServerUnaryReactor* ScoreCall::Start(const FrontendContext* frontend,
   auto call = std::make_shared<ScoreCall>(frontend, context, response);
   ScoreCall* raw = call.get();
   raw->self_ = std::move(call);
-  const auto parsed = std::make_shared<v1::ScoreRequest>();
-  const absl::Status status = ParseMessage(request, parsed.get());
-  if (status.ok()) {
-    raw->Begin(request.Length(),
-               PrepareFn([frontend, parsed] { return PrepareScore(*parsed, *frontend->model); }));
-  } else {
-    raw->Begin(request.Length(), status);
-  }
+  raw->Begin(request);
   return raw;
+}
+
+absl::StatusOr<PreparedRequest> ScoreCall::Prepare(const grpc::ByteBuffer& request) {
+  v1::ScoreRequest parsed;
+  RETURN_IF_ERROR(ParseMessage(request, &parsed));
+  return PrepareScore(parsed, *frontend_->model);
 }
 
 void ScoreCall::Refuse(const absl::Status& status) { Finish(EndOfCall(context_, status)); }

@@ -25,6 +25,7 @@ class ScoreCall final : public GenerationCall, public grpc::ServerUnaryReactor {
       : GenerationCall(frontend, context), response_(response) {}
 
  private:
+  absl::StatusOr<PreparedRequest> Prepare(const grpc::ByteBuffer& request) override;
   void Refuse(const absl::Status& status) override;
 
   void OnDelta(TokenDelta) override {}  // nothing is generated

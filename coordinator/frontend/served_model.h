@@ -20,6 +20,7 @@ struct ServedModel {
   std::string family;
   uint32_t context_tokens = 0;
   uint32_t vocabulary_size = 0;
+  uint32_t embedding_size = 0;  // of a hidden state
   std::vector<std::string> weight_formats;
   std::string kv_cache_type;
   std::string activations;

@@ -30,6 +30,7 @@ constexpr int kMaxConnectionAgeMs = 30 * 60'000;  // spreads load behind L4 bala
 constexpr int kConnectionGraceMs = 10 * 60'000;   // longer than any drain
 constexpr size_t kMaxMemoryBytes = 512 << 20;     // of gRPC's own buffers
 constexpr size_t kMaxLongTexts = 256;             // that wait to be tokenized
+constexpr size_t kMaxLongTextBytes = 128 << 20;   // of these
 
 // Plugins that the program registered for every server are left out; reflection is put in where it
 // is wanted.
@@ -93,7 +94,7 @@ absl::StatusOr<std::unique_ptr<FrontendServer>> FrontendServer::Start(Options op
   std::unique_ptr<FrontendServer> server(new FrontendServer());
   server->options_ = std::move(options);
   server->writer_ = std::make_unique<StreamWriter>();
-  server->background_ = std::make_unique<Background>(kMaxLongTexts);
+  server->background_ = std::make_unique<Background>(kMaxLongTexts, kMaxLongTextBytes);
   server->readiness_ =
       std::make_unique<ReadinessMonitor>(engine, &server->health_, server->options_.stall_timeout);
 

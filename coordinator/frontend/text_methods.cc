@@ -87,6 +87,7 @@ absl::Status ListModels(const ServedModel& model, const v1::ListModelsRequest&,
     for (const std::string& format : model.weight_formats) out.add_weight_formats(format);
     out.set_kv_cache_type(model.kv_cache_type);
     out.set_activations(model.activations);
+    out.set_embedding_size(model.embedding_size);
     out.set_chat(model.chat_template != nullptr);
     if (model.output_format == nullptr) continue;
     if (const std::string_view format = model.output_format->tool_call_name(); !format.empty())

@@ -1,5 +1,7 @@
 #include "coordinator/frontend/to_proto.h"
 
+#include <cmath>
+
 #include "kernels/base/check.h"
 
 namespace bitshard {
@@ -46,10 +48,53 @@ void SetTokenScores(const std::vector<int32_t>& tokens, const std::vector<TokenL
 void SetUsage(const RequestEnd& end, v1::Usage* out) {
   out->set_prompt_tokens(end.prompt_tokens);
   out->set_completion_tokens(end.completion_tokens);
+  if (end.resumed_tokens > 0) out->set_resumed_tokens(end.resumed_tokens);
   out->set_cached_tokens(end.cached_tokens);
   SetDuration(end.timings.queue, out->mutable_queue_time());
   SetDuration(end.timings.prefill, out->mutable_prefill_time());
   SetDuration(end.timings.decode, out->mutable_decode_time());
+}
+
+void SetVector(const std::vector<float>& pooled, size_t count, bool normalize,
+               google::protobuf::RepeatedField<float>* out) {
+  CHECK_LE(count, pooled.size());
+  double squares = 0;  // the square of any float is far from the bounds of a double
+  for (size_t i = 0; i < count; ++i) {
+    const double x = pooled[i];
+    squares += x * x;
+  }
+  const double length = normalize && squares > 0 ? std::sqrt(squares) : 1;
+  out->Reserve(static_cast<int>(count));
+  for (size_t i = 0; i < count; ++i) out->Add(static_cast<float>(pooled[i] / length));
+}
+
+void SetStatusEvent(const RequestStatus& status, v1::StatusEvent* out) {
+  switch (status.state) {
+    case RequestStatus::State::kQueued:
+      out->set_state(v1::REQUEST_STATE_QUEUED);
+      out->set_queue_position(status.ahead);
+      if (status.predicted_wait.has_value())
+        SetDuration(*status.predicted_wait, out->mutable_predicted_wait());
+      break;
+    case RequestStatus::State::kPrefill:
+      out->set_state(v1::REQUEST_STATE_PREFILL);
+      out->set_computed_tokens(status.computed);
+      out->set_total_tokens(status.total);
+      break;
+    case RequestStatus::State::kPreempted:
+      out->set_state(v1::REQUEST_STATE_PREEMPTED);
+      break;
+    case RequestStatus::State::kRecovering:
+      out->set_state(v1::REQUEST_STATE_RECOVERING);
+      break;
+  }
+}
+
+void SetUsageOfAll(const RequestEnd& end, v1::Usage* out) {
+  RequestEnd all = end;
+  all.completion_tokens = end.all.completion_tokens;
+  all.timings = end.all.timings;
+  SetUsage(all, out);
 }
 
 void SetFinished(const RequestEnd& end, v1::Finished* out) {
@@ -91,6 +136,8 @@ void SetLoad(const EngineStats& stats, const LoadBounds& bounds, bool draining, 
   out->set_max_waiting(bounds.max_waiting);
   out->set_max_waiting_tokens(bounds.max_waiting_tokens);
   out->set_draining(draining);
+  out->set_running_choices(stats.running_choices);
+  out->set_waiting_choices(stats.waiting_choices);
 }
 
 }  // namespace bitshard

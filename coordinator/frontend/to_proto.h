@@ -28,6 +28,15 @@ void SetTokenScores(const std::vector<int32_t>& tokens, const std::vector<TokenL
                     google::protobuf::RepeatedPtrField<v1::TokenLogprobs>* out);
 
 void SetUsage(const RequestEnd& end, v1::Usage* out);
+// Of all choices together.
+void SetUsageOfAll(const RequestEnd& end, v1::Usage* out);
+
+// The first `count` values of a pooled vector, with `normalize` scaled to length 1 (in f64, rounded
+// once; a vector of zeros stays as it is). REQUIRES: it has that many.
+void SetVector(const std::vector<float>& pooled, size_t count, bool normalize,
+               google::protobuf::RepeatedField<float>* out);
+
+void SetStatusEvent(const RequestStatus& status, v1::StatusEvent* out);
 
 // REQUIRES: end.status is OK.
 void SetFinished(const RequestEnd& end, v1::Finished* out);

@@ -34,6 +34,16 @@ std::string Message(const Constraint& constraint) {
   return out;
 }
 
+absl::Status Busy(const std::string& why) {
+  return WithRetryInfo(
+      WithErrorInfo(absl::UnavailableError(absl::StrCat("the constraint was not compiled: ", why,
+                                                        "; try again later")),
+                    "CONSTRAINT_COMPILER_BUSY"),
+      absl::Seconds(2));
+}
+
+absl::Status Interrupted() { return absl::CancelledError("nobody waits for the constraint"); }
+
 }  // namespace
 
 CompileGuard::CompileGuard(std::vector<std::string> command, const std::string* vocabulary,
@@ -41,13 +51,34 @@ CompileGuard::CompileGuard(std::vector<std::string> command, const std::string* 
     : command_(std::move(command)), vocabulary_(vocabulary), limits_(limits) {}
 
 CompileGuard::~CompileGuard() {
-  if (pid_ != 0) Reap();
+  if (pid() != 0) Reap();
+}
+
+pid_t CompileGuard::pid() const {
+  absl::MutexLock lock(&mu_);
+  return pid_;
+}
+
+bool CompileGuard::interrupted() const {
+  absl::MutexLock lock(&mu_);
+  return interrupted_;
+}
+
+void CompileGuard::Interrupt() {
+  absl::MutexLock lock(&mu_);
+  interrupted_ = true;
+  if (pid_ != 0) kill(pid_, SIGKILL);
+}
+
+void CompileGuard::Rearm() {
+  absl::MutexLock lock(&mu_);
+  interrupted_ = false;
 }
 
 absl::Status CompileGuard::Start() {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    return absl::UnavailableError("no socket for a process that compiles constraints");
+    return Busy("no socket for a process that compiles constraints");
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
@@ -61,22 +92,28 @@ absl::Status CompileGuard::Start() {
   close(ends[1]);
   if (error != 0) {
     close(ends[0]);
-    return absl::UnavailableError(
-        absl::StrCat("cannot start ", command_[0], " to compile a constraint"));
+    return Busy(absl::StrCat("cannot start ", command_[0]));
   }
-  pid_ = pid;
   fd_ = ends[0];
+  {
+    absl::MutexLock lock(&mu_);
+    pid_ = pid;
+    if (interrupted_) kill(pid_, SIGKILL);
+  }
   absl::Status status = WriteFrame(
-      fd_, absl::StrCat(absl::ToInt64Seconds(limits_.cpu_time), " ", limits_.memory_bytes));
-  if (status.ok()) status = WriteFrame(fd_, *vocabulary_);
+      fd_, absl::StrCat(absl::ToInt64Seconds(limits_.cpu_time), " ", limits_.memory_bytes),
+      kStartTime);
+  if (status.ok()) status = WriteFrame(fd_, *vocabulary_, kStartTime);
   if (status.ok()) status = ReadFrame(fd_, kStartTime).status();
   if (status.ok()) return status;
   Reap();
-  return absl::UnavailableError(
+  if (interrupted()) return Interrupted();
+  return Busy(
       absl::StrCat("the process that compiles constraints does not start: ", status.message()));
 }
 
 int CompileGuard::Reap() {
+  absl::MutexLock lock(&mu_);  // until it is collected: nobody kills who has its number next
   kill(pid_, SIGKILL);
   close(fd_);
   int ended = 0;
@@ -88,27 +125,36 @@ int CompileGuard::Reap() {
 }
 
 absl::Status CompileGuard::Try(const Constraint& constraint, bool again) {
-  if (pid_ == 0) RETURN_IF_ERROR(Start());
-  absl::Status status = WriteFrame(fd_, Message(constraint));
-  if (!status.ok()) {  // it was killed while nobody asked
+  if (interrupted()) return Interrupted();
+  if (pid() == 0) RETURN_IF_ERROR(Start());
+  absl::Status status = WriteFrame(fd_, Message(constraint), limits_.wall_time);
+  if (absl::IsUnavailable(status) && !interrupted()) {  // it was killed while nobody asked
     Reap();
     RETURN_IF_ERROR(Start());
-    status = WriteFrame(fd_, Message(constraint));
+    status = WriteFrame(fd_, Message(constraint), limits_.wall_time);
   }
   const absl::StatusOr<std::string> answer =
       status.ok() ? ReadFrame(fd_, limits_.wall_time) : absl::StatusOr<std::string>(status);
   if (answer.ok()) {
     return answer->empty() ? absl::OkStatus() : BadFieldError(constraint.Field(), *answer);
   }
-  // Killed by its bound on processor time, or not even at it by now; by its own stack; or else.
   const bool late = absl::IsDeadlineExceeded(answer.status());
   const int ended = Reap();
+  if (interrupted()) return Interrupted();
   const int signal = WIFSIGNALED(ended) ? WTERMSIG(ended) : 0;
+  LogWarning("grammar: event=not_compiled field={} late={} signal={} again={}",
+             std::string(constraint.Field()), late, signal, again);
+  if (late) {  // else the kernel would have counted its seconds to the end
+    return Busy(absl::StrCat("the machine gave it less than ",
+                             absl::FormatDuration(limits_.cpu_time), " of processor time in ",
+                             absl::FormatDuration(limits_.wall_time)));
+  }
   // None of its bounds kills like that: somebody else did, maybe for somebody else's doing.
-  if (signal == SIGKILL && !late && !again) return Try(constraint, /*again=*/true);
-  LogWarning("grammar: event=compile_refused field={} late={} signal={}",
-             std::string(constraint.Field()), late, signal);
-  if (late || signal == SIGXCPU) {
+  if (signal == SIGKILL || signal == SIGTERM || signal == SIGINT || signal == SIGHUP ||
+      signal == SIGQUIT) {
+    return again ? Busy("the process that does it was killed") : Try(constraint, /*again=*/true);
+  }
+  if (signal == SIGXCPU) {
     return BadFieldError(constraint.Field(),
                          absl::StrCat("does not compile within ",
                                       absl::FormatDuration(limits_.cpu_time), "; make it simpler"));

@@ -13,7 +13,9 @@
 #include <sys/types.h>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "coordinator/grammar/constraint.h"
@@ -22,7 +24,7 @@ namespace bitshard {
 
 struct CompileLimits {
   absl::Duration cpu_time = absl::Seconds(5);
-  // On a machine that is busy with other things: how long a caller may wait for these seconds.
+  // How long a busy machine may take to give it these seconds.
   absl::Duration wall_time = absl::Seconds(20);
   uint64_t memory_bytes = uint64_t{512} << 20;  // on top of the vocabulary
 };
@@ -38,23 +40,33 @@ class CompileGuard {
   CompileGuard& operator=(const CompileGuard&) = delete;
 
   // OK when it compiles within the limits. INVALID_ARGUMENT naming the field: it does not, or not
-  // within them. UNAVAILABLE: the process cannot be started.
+  // within them. UNAVAILABLE with RetryInfo: the process cannot be started, somebody else killed
+  // it, or it got no answer out within wall_time. CANCELLED: interrupted.
   absl::Status Try(const Constraint& constraint) { return Try(constraint, /*again=*/false); }
 
+  // Any thread: kills the process, so that the Try at hand ends at once, and so do all later ones
+  // until Rearm.
+  void Interrupt() ABSL_LOCKS_EXCLUDED(mu_);
+  void Rearm() ABSL_LOCKS_EXCLUDED(mu_);
+
   // Of the process; 0 when there is none.
-  pid_t pid() const { return pid_; }
+  pid_t pid() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   absl::Status Try(const Constraint& constraint, bool again);
   absl::Status Start();
   // Kills what is left of it and collects it. How it ended.
-  int Reap();
+  int Reap() ABSL_LOCKS_EXCLUDED(mu_);
+  bool interrupted() const ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::vector<std::string> command_;
   const std::string* const vocabulary_;
   const CompileLimits limits_;
-  pid_t pid_ = 0;
   int fd_ = -1;
+
+  mutable absl::Mutex mu_;
+  pid_t pid_ ABSL_GUARDED_BY(mu_) = 0;  // not collected yet
+  bool interrupted_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 // The other side, on the socket that is file descriptor 0: the whole life of that process. Returns

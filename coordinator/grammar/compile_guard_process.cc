@@ -23,7 +23,7 @@ namespace bitshard {
 namespace {
 
 constexpr int kSocket = STDIN_FILENO;
-// Half of what the compiling thread of the service has.
+// Half of what the compiling thread of the service has (coordinator/stack_thread.h).
 constexpr rlim_t kStackBytes = 4 << 20;
 
 void Limit(decltype(RLIMIT_CPU) what, rlim_t value) {
@@ -96,7 +96,7 @@ int RunCompileGuard() {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   Limit(RLIMIT_AS, AddressSpace() + memory_bytes);  // sanitizers reserve terabytes
 #endif
-  if (!WriteFrame(kSocket, "").ok()) return 1;
+  if (!WriteFrame(kSocket, "", absl::InfiniteDuration()).ok()) return 1;
 
   while (true) {
     const absl::StatusOr<std::string> message = ReadFrame(kSocket, absl::InfiniteDuration());
@@ -110,7 +110,7 @@ int RunCompileGuard() {
     absl::string_view error = status.message();
     // The other side puts the field before it again.
     if (absl::ConsumePrefix(&error, constraint->Field())) absl::ConsumePrefix(&error, ": ");
-    if (!WriteFrame(kSocket, error).ok()) return 0;
+    if (!WriteFrame(kSocket, error, absl::InfiniteDuration()).ok()) return 0;
   }
 }
 

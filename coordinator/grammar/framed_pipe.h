@@ -10,10 +10,9 @@
 
 namespace bitshard {
 
-// UNAVAILABLE when the other side is gone.
-absl::Status WriteFrame(int fd, absl::string_view bytes);
-
-// UNAVAILABLE when the other side is gone, DEADLINE_EXCEEDED when `timeout` passes first.
+// Of both: UNAVAILABLE when the other side is gone, DEADLINE_EXCEEDED when `timeout` passes first,
+// part of the frame being on its way then.
+absl::Status WriteFrame(int fd, absl::string_view bytes, absl::Duration timeout);
 absl::StatusOr<std::string> ReadFrame(int fd, absl::Duration timeout);
 
 }  // namespace bitshard

@@ -138,10 +138,33 @@ Sequence* FairQueue::first() const {
   return (*level.order.begin())->waiting.begin()->second;
 }
 
+std::vector<const Sequence*> FairQueue::InOrder() const {
+  std::vector<const Sequence*> order;
+  order.reserve(by_id_.size());
+  // Of a tenant's sequences each begins where those before it have brought its account.
+  std::vector<std::pair<double, const Sequence*>> fresh;
+  for (const auto& [key, level] : waiting_) {
+    for (const auto& [id, sequence] : level->resumed) order.push_back(sequence);
+    fresh.clear();
+    for (const FairAccount* account : level->order) {
+      double service = account->service;
+      for (const auto& [id, sequence] : account->waiting) {
+        fresh.emplace_back(service, sequence);
+        service += sequence->n_given / account->weight;
+      }
+    }
+    std::sort(fresh.begin(), fresh.end(), [](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first < b.first : a.second->id < b.second->id;
+    });
+    for (const auto& [service, sequence] : fresh) order.push_back(sequence);
+  }
+  return order;
+}
+
 void FairQueue::Charge(Sequence* sequence, uint32_t start, uint32_t n_tokens,
                        std::optional<uint32_t> output_index) {
   double tokens = 0;
-  const uint32_t end = std::min(start + n_tokens, sequence->n_prompt);
+  const uint32_t end = std::min(start + n_tokens, sequence->n_given);
   const uint32_t begin = std::max(start, sequence->charged_prompt);
   if (begin < end) tokens += end - begin;
   sequence->charged_prompt = std::max(sequence->charged_prompt, end);

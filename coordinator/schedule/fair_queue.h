@@ -5,7 +5,8 @@
 // divided by the tenant's weight; each token counts once, also when a preemption makes it be
 // computed again, and what the prefix cache brought does not count. Of the tenants that wait the
 // one with the lowest account is next, with its sequence that came first. A sequence that has run
-// before goes before all of its level that have not: it has been paid for.
+// before goes before all of its level that have not: it has been paid for. Outputs that a resumed
+// request brings along are computed as its prompt is, and count alike.
 //
 // Idling saves up nothing: a tenant that begins to wait is lifted to the level's floor, the lowest
 // account of those that wait. The floor also rises by what an evenly served tenant gets, so that
@@ -24,6 +25,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -63,6 +65,9 @@ class FairQueue {
   Sequence* first() const;
   // The one with the lowest id. REQUIRES: !empty().
   const Sequence* oldest() const { return by_id_.begin()->second; }
+  // All, the next one first: the order of service if nothing changed but that each is served in its
+  // turn. O(n log n).
+  std::vector<const Sequence*> InOrder() const;
 
   // A plan computes tokens [start, start + n_tokens) of the sequence and, with `output_index`,
   // samples that output.

@@ -116,13 +116,13 @@ void PrefixCache::Touch(const Place& place) {
     pool_->Touch(node->block);
 }
 
-absl::StatusOr<std::vector<BlockId>> PrefixCache::Allocate(uint32_t count) {
+absl::StatusOr<std::vector<BlockId>> PrefixCache::Allocate(uint32_t count, BlockPool::Owner owner) {
   if (count <= pool_->available()) {
     const uint32_t before = pool_->cached();
     while (pool_->free() < count) Drop(*pool_->OldestCached());
     evicted_ += before - pool_->cached();
   }
-  return pool_->Allocate(count);
+  return pool_->Allocate(count, owner);
 }
 
 absl::Status PrefixCache::CheckInvariants() const {

@@ -68,7 +68,8 @@ class PrefixCache {
   void Touch(const Place& place);
 
   // As BlockPool::Allocate, evicting cached blocks when too few are free.
-  absl::StatusOr<std::vector<BlockId>> Allocate(uint32_t count);
+  absl::StatusOr<std::vector<BlockId>> Allocate(uint32_t count,
+                                                BlockPool::Owner owner = BlockPool::Owner::kFirm);
 
   size_t size() const { return index_.size(); }
   // Grows when nodes go: as long as it is the same every place is there.

@@ -7,15 +7,6 @@
 #include "kernels/base/check.h"
 
 namespace bitshard {
-namespace {
-
-void Count(const ScheduledRow& row, int sign, StepLoad& load) {
-  const uint32_t tokens = static_cast<uint32_t>(sign) * row.n_tokens;  // wraps, as it should
-  (row.is_decode() ? load.decode_rows : load.prefill_tokens) += tokens;
-  load.context_tokens += static_cast<uint64_t>(sign) * StepLoad::ContextOf(row.start, row.n_tokens);
-}
-
-}  // namespace
 
 void Scheduler::StartEpoch(const SchedulerLimits& limits) {
   CHECK(!has_epoch_) << "the last epoch has not ended";
@@ -31,6 +22,7 @@ void Scheduler::StartEpoch(const SchedulerLimits& limits) {
   if (slot_gen_.size() < limits.max_slots) slot_gen_.resize(limits.max_slots, 0);
   free_slots_.clear();
   for (uint32_t i = limits.max_slots; i > 0; --i) free_slots_.push_back(i - 1);
+  in_slot_.assign(limits.max_slots, nullptr);
 }
 
 void Scheduler::EndEpoch() {
@@ -41,6 +33,7 @@ void Scheduler::EndEpoch() {
     running_.erase(running_.begin());
     LeaveSlot(sequence, /*quarantine_blocks=*/false);
     waiting_.insert(sequence);
+    Recount(sequence);
   }
   prefix_evictions_ = prefix_evictions();
   cache_.reset();
@@ -49,13 +42,17 @@ void Scheduler::EndEpoch() {
 }
 
 void Scheduler::Add(SequenceSpec spec) {
-  CHECK(!spec.prompt.empty() && (spec.max_tokens > 0 || spec.score_from.has_value()))
-      << "sequence " << spec.id << " has nothing to do";
+  const bool embeds = spec.pooling != internal::POOLING_NONE;
+  CHECK(!spec.prompt.empty() && (spec.max_tokens > 0 || spec.score_from.has_value()) != embeds)
+      << "sequence " << spec.id << " has nothing to do, or too much";
   const SequenceId id = spec.id;
   auto [entry, is_new] = sequences_.try_emplace(id, std::make_unique<Sequence>(std::move(spec)));
   CHECK(is_new) << "sequence " << id << " exists";
-  waiting_.Join(entry->second.get());
-  waiting_.insert(entry->second.get());
+  Sequence* sequence = entry->second.get();
+  sequence->level_sums = &levels_[sequence->level];
+  ++sequence->level_sums->sequences;
+  waiting_.Join(sequence);
+  waiting_.insert(sequence);
 }
 
 void Scheduler::Remove(SequenceId id) {
@@ -70,6 +67,7 @@ void Scheduler::SetMask(SequenceId id, std::string mask) {
   auto entry = sequences_.find(id);
   CHECK(entry != sequences_.end() && entry->second->constrained) << "sequence " << id;
   entry->second->mask = std::move(mask);
+  Recount(entry->second.get());  // there is more to compute now
 }
 
 const Sequence& Scheduler::Get(SequenceId id) const {
@@ -78,220 +76,27 @@ const Sequence& Scheduler::Get(SequenceId id) const {
   return *entry->second;
 }
 
-StepSchedule Scheduler::Schedule(bool allow_empty, const PrefillLimit* limit) {
-  CHECK(has_epoch_) << "no group to schedule for";
-  PreemptCondemned();
-  // What this step writes is found from the next one on: within a step no row reads another's.
-  IndexRunning();
-  StepSchedule step;
-  ScheduleLevels(/*batch=*/false, limit, step);
-  // What waits still could use all that a batch sequence would take. Among themselves batch
-  // sequences need no limit.
-  if (waiting_.empty() || waiting_.first()->level.batch)
-    ScheduleLevels(/*batch=*/true, step.load.decode_rows > 0 ? limit : nullptr, step);
-  step.preempted = std::exchange(preempted_since_, 0);
-
-  if (step.rows.empty() && !allow_empty) return step;
-  InFlightStep sent;
-  sent.rows.reserve(step.rows.size());
-  for (const ScheduledRow& row : step.rows) {
-    const auto written =
-        absl::MakeConstSpan(row.sequence->blocks).subspan(row.start / limits_.block_tokens);
-    sent.rows.push_back({.id = row.sequence->id,
-                         .slot = row.slot,
-                         .sample = row.sample,
-                         .score = row.score,
-                         .end = row.start + row.n_tokens,
-                         .first_written = sent.written.size(),
-                         .n_written = written.size()});
-    sent.written.insert(sent.written.end(), written.begin(), written.end());
-  }
-  in_flight_.push_back(std::move(sent));
-  return step;
-}
-
-void Scheduler::ScheduleLevels(bool batch, const PrefillLimit* limit, StepSchedule& step) {
-  // Batch decodes are rows that may be left out; the others may not.
-  ScheduleRunning(batch, /*decodes=*/true, batch ? limit : nullptr, step);
-  ScheduleRunning(batch, /*decodes=*/false, limit, step);
-  // What was just preempted would only come straight back; but somebody must run.
-  if (step.preempted == 0 || running_.empty()) AdmitWaiting(batch, limit, step);
-}
-
-void Scheduler::ScheduleRunning(bool batch, bool decodes, const PrefillLimit* limit,
-                                StepSchedule& step) {
-  for (auto it = running_.begin(); it != running_.end() && step.tokens < limits_.token_budget;) {
-    Sequence* sequence = *it;
-    const uint32_t pending = sequence->pending();
-    if (sequence->level.batch != batch || pending == 0 || (pending == 1) != decodes) {
-      ++it;
-      continue;
-    }
-    const uint32_t n_tokens = ChunkOf(*sequence, limit, step);
-    if (n_tokens == 0) return;
-    if (!MakeRoom(sequence, n_tokens, step)) return;  // it was the last in the order
-    AddRow(sequence, n_tokens, /*enters=*/false, step);
-    ++it;  // MakeRoom takes out only sequences that come later
-  }
-}
-
-void Scheduler::AdmitWaiting(bool batch, const PrefillLimit* limit, StepSchedule& step) {
-  uint64_t owed = OwedBlocks();
-  while (!waiting_.empty() && step.tokens < limits_.token_budget) {
-    Sequence* sequence = waiting_.first();
-    if (sequence->level.batch != batch) return;
-    if (sequence->most_blocks(limits_.block_tokens) > pool_.usable()) {
-      step.unfit.push_back(sequence->id);
-      Forget(sequence->id, /*quarantine_blocks=*/false);
-      continue;
-    }
-    const bool may_push = !batch && !running_.empty() && (*running_.rbegin())->level.batch;
-    if ((free_slots_.empty() || owed >= pool_.available()) && !may_push) {
-      step.no_room = true;  // whatever is cached of it: at least one block is not
-      return;
-    }
-    const PrefixCache::Hit hit = FindCached(*sequence);
-    const auto shared = std::count_if(hit.blocks.begin(), hit.blocks.end(),
-                                      [this](BlockId id) { return pool_.refcount(id) > 0; });
-    const uint64_t wanted =
-        sequence->known_blocks(limits_.block_tokens) - static_cast<uint64_t>(shared);
-    // All that it knows must fit beside what the running ones still need for what they know; the
-    // first that does not fit holds up the ones behind it, so that a large request is not passed by
-    // for ever.
-    if (free_slots_.empty() || owed + wanted > pool_.available()) {
-      if (!may_push || !PushBatchOut(*sequence, hit, step)) {
-        step.no_room = true;
-        return;
-      }
-      owed = OwedBlocks();
-      continue;
-    }
-
-    sequence->computed = static_cast<uint32_t>(hit.blocks.size()) * limits_.block_tokens;
-    const uint32_t n_tokens = ChunkOf(*sequence, limit, step);
-    if (n_tokens == 0) {
-      sequence->computed = 0;
-      step.limited = true;
-      return;
-    }
-    for (BlockId id : hit.blocks) pool_.AddReference(id);
-    sequence->blocks = hit.blocks;
-    sequence->indexed_blocks = static_cast<uint32_t>(hit.blocks.size());
-    sequence->cache_place = hit.place;
-    if (!sequence->has_run && limits_.prefix_cache) {
-      prefix_queries_ += sequence->tokens.size();
-      prefix_hits_ += sequence->computed;
-    }
-    waiting_.erase(sequence);
-    running_.insert(sequence);
-    const uint32_t slot = free_slots_.back();
-    free_slots_.pop_back();
-    sequence->slot = SlotRef{slot, ++slot_gen_[slot]};
-    AddRow(sequence, n_tokens, /*enters=*/true, step);
-    owed += OwedBlocks(*sequence);
-  }
-}
-
-bool Scheduler::PushBatchOut(const Sequence& sequence, const PrefixCache::Hit& hit,
-                             StepSchedule& step) {
-  uint64_t owed = sequence.known_blocks(limits_.block_tokens), room = pool_.available();
-  absl::flat_hash_map<BlockId, uint32_t> batch_owners;
-  for (const Sequence* other : running_) {
-    if (!other->level.batch) {
-      owed += OwedBlocks(*other);
-      continue;
-    }
-    for (BlockId id : other->blocks) {
-      if (++batch_owners[id] == pool_.refcount(id)) ++room;
-    }
-  }
-  for (BlockId id : hit.blocks) {
-    auto owners = batch_owners.find(id);
-    if (pool_.refcount(id) > (owners == batch_owners.end() ? 0 : owners->second)) --owed;
-  }
-  if (owed > room) return false;
-  Preempt(*running_.rbegin(), step);
-  return true;
-}
-
-bool Scheduler::MakeRoom(Sequence* sequence, uint32_t n_tokens, StepSchedule& step) {
-  const uint32_t wanted = BlocksToTake(*sequence, n_tokens);
-  while (pool_.available() < wanted) {
-    Sequence* last = *running_.rbegin();
-    if (last != sequence) {
-      Preempt(last, step);
-    } else if (running_.size() > 1) {
-      Preempt(sequence, step);
-      return false;
-    } else {
-      step.unfit.push_back(sequence->id);
-      Forget(sequence->id, /*quarantine_blocks=*/false);
-      return false;
-    }
-  }
-  return true;
-}
-
-void Scheduler::AddRow(Sequence* sequence, uint32_t n_tokens, bool enters, StepSchedule& step) {
-  ScheduledRow row;
-  row.sequence = sequence;
-  row.slot = *sequence->slot;
-  row.start = sequence->computed;
-  row.n_tokens = n_tokens;
-  row.enters = enters;
-  row.first_time = !sequence->has_run;
-  absl::StatusOr<std::vector<BlockId>> blocks = cache_->Allocate(BlocksToTake(*sequence, n_tokens));
-  CHECK_OK(blocks.status());
-  row.new_blocks = *std::move(blocks);
-  sequence->blocks.insert(sequence->blocks.end(), row.new_blocks.begin(), row.new_blocks.end());
-  // The last token of a prompt has none after it to score.
-  row.score = sequence->scores_left() &&
-              (!sequence->samples || sequence->computed + 1 < sequence->n_prompt);
-  row.sample = sequence->samples && sequence->computed + n_tokens == sequence->known();
-  sequence->computed += n_tokens;
-  sequence->has_run = true;
-  if (row.sample) {
-    row.output_index = sequence->outputs() + sequence->in_flight;
-    ++sequence->in_flight;
-  }
-  waiting_.Charge(sequence, row.start, n_tokens,
-                  row.sample ? std::optional<uint32_t>(row.output_index) : std::nullopt);
-  step.tokens += n_tokens;
-  Count(row, /*sign=*/1, step.load);
-  step.rows.push_back(std::move(row));
-}
-
-void Scheduler::Preempt(Sequence* victim, StepSchedule& step) {
-  auto row = std::find_if(step.rows.begin(), step.rows.end(),
-                          [&](const ScheduledRow& r) { return r.sequence == victim; });
-  if (row != step.rows.end()) {
-    step.tokens -= row->n_tokens;
-    Count(*row, /*sign=*/-1, step.load);
-    step.rows.erase(row);
-  }
-  BackToWaiting(victim);
-  ++step.preempted;
-}
-
 void Scheduler::BackToWaiting(Sequence* victim) {
   running_.erase(victim);
   LeaveSlot(victim, /*quarantine_blocks=*/false);
   waiting_.insert(victim);
+  Recount(victim);
   ++victim->preemptions;
   ++preemptions_;
   ++preempted_since_;
 }
 
 void Scheduler::LeaveSlot(Sequence* sequence, bool quarantine_blocks) {
+  const BlockPool::Owner owner = OwnerOf(*sequence);
   if (quarantine_blocks) {
     for (BlockId id : sequence->blocks) {
       cache_->Drop(id);
-      pool_.ReleaseToQuarantine(id);
+      pool_.ReleaseToQuarantine(id, owner);
     }
   } else {
     // The last one first: that is the order in which cached blocks are evicted.
     for (auto id = sequence->blocks.rbegin(); id != sequence->blocks.rend(); ++id)
-      pool_.Release(*id);
+      pool_.Release(*id, owner);
     if (sequence->cache_place.has_value()) cache_->Touch(*sequence->cache_place);
   }
   sequence->indexed_blocks = 0;
@@ -299,7 +104,10 @@ void Scheduler::LeaveSlot(Sequence* sequence, bool quarantine_blocks) {
   sequence->blocks.clear();
   sequence->computed = 0;
   sequence->in_flight = 0;
-  if (sequence->slot.has_value()) free_slots_.push_back(sequence->slot->slot);
+  if (sequence->slot.has_value()) {
+    in_slot_[sequence->slot->slot] = nullptr;
+    free_slots_.push_back(sequence->slot->slot);
+  }
   sequence->slot.reset();
 }
 
@@ -314,6 +122,8 @@ void Scheduler::Forget(SequenceId id, bool quarantine_blocks) {
   }
   waiting_.Leave(sequence);
   LeaveSlot(sequence, quarantine_blocks);
+  SetShare(sequence, {});
+  if (--sequence->level_sums->sequences == 0) levels_.erase(sequence->level);
   sequences_.erase(entry);
 }
 
@@ -323,19 +133,18 @@ std::vector<Commit> Scheduler::CommitStep(const internal::StepResult& result) {
   InFlightStep sent = std::move(in_flight_.front());
   in_flight_.pop_front();
 
-  absl::flat_hash_map<uint32_t, SampledRow*> row_of_slot;
-  for (SampledRow& row : sent.rows) row_of_slot.emplace(row.slot.slot, &row);
+  std::vector<SampledRow*> row_of_slot(in_slot_.size(), nullptr);
+  for (SampledRow& row : sent.rows) row_of_slot[row.slot.slot] = &row;
   // A sequence that was preempted or removed since, or came back into another slot, holds the row's
   // slot no more.
   auto still_there = [&](const SampledRow& row) {
-    auto entry = sequences_.find(row.id);
-    return entry != sequences_.end() && entry->second->slot == row.slot;
+    const Sequence* sequence = in_slot_[row.slot.slot];
+    return sequence != nullptr && sequence->slot == row.slot;
   };
 
   // The row that waits for this output; null when nobody does any more.
   auto row_of = [&](const auto& output) -> SampledRow* {
-    auto found = row_of_slot.find(output.slot());
-    SampledRow* row = found == row_of_slot.end() ? nullptr : found->second;
+    SampledRow* row = output.slot() < row_of_slot.size() ? row_of_slot[output.slot()] : nullptr;
     if (row != nullptr && row->slot.gen == output.slot_gen()) {
       if (row->failed) return nullptr;
       if (still_there(*row)) return row;
@@ -360,12 +169,26 @@ std::vector<Commit> Scheduler::CommitStep(const internal::StepResult& result) {
     row->failed = commit.kind == Commit::Kind::kNonFinite;
     commits.push_back(commit);
   }
+  for (const internal::StepEmbedding& embedding : result.embeddings()) {
+    SampledRow* row = row_of(embedding);
+    if (row == nullptr) continue;
+    const bool failed = (embedding.flags() & internal::OUTPUT_NON_FINITE) != 0;
+    if (!row->embeds || row->embedded || (embedding.values().empty() && !failed)) {
+      ++stale_outputs_;
+      continue;
+    }
+    row->embedded = true;
+    row->failed = failed;
+    commits.push_back({.id = row->id,
+                       .kind = failed ? Commit::Kind::kNonFinite : Commit::Kind::kEmbedding,
+                       .embedding = &embedding});
+  }
   for (const internal::StepOutput& output : result.outputs()) {
     SampledRow* row = row_of(output);
     if (row == nullptr) continue;
-    Sequence* sequence = sequences_.find(row->id)->second.get();
+    Sequence* sequence = in_slot_[row->slot.slot];
     Commit commit{.id = row->id, .output_index = sequence->outputs(), .output = &output};
-    const bool complete = row->sample ? row->sampled : row->scored;
+    const bool complete = row->sample ? row->sampled : row->scored || row->embedded;
     if ((output.flags() & internal::OUTPUT_NON_FINITE) && !complete) {
       commit.kind = Commit::Kind::kNonFinite;  // in any row, also one that samples nothing
       row->failed = true;
@@ -386,11 +209,12 @@ std::vector<Commit> Scheduler::CommitStep(const internal::StepResult& result) {
     commits.push_back(commit);
   }
   for (const SampledRow& row : sent.rows) {
-    const bool complete = row.sampled == row.sample && row.scored == row.score;
+    const bool complete =
+        row.sampled == row.sample && row.scored == row.score && row.embedded == row.embeds;
     if (complete || row.failed || !still_there(row)) continue;
     commits.push_back({.id = row.id,
                        .kind = Commit::Kind::kMissing,
-                       .output_index = sequences_.find(row.id)->second->outputs()});
+                       .output_index = in_slot_[row.slot.slot]->outputs()});
   }
   return commits;
 }
@@ -400,7 +224,7 @@ bool Scheduler::TakeScores(const SampledRow& row, const internal::StepScores& sc
   commit->kind = Commit::Kind::kNonFinite;
   if (scores.flags() & internal::OUTPUT_NON_FINITE) return true;
   commit->kind = Commit::Kind::kScores;
-  Sequence& sequence = *sequences_.find(row.id)->second;
+  Sequence& sequence = *in_slot_[row.slot.slot];
   // A row scores the tokens after its own; the last of the prompt has none.
   const uint32_t end = std::max(sequence.next_score, std::min(row.end + 1, sequence.n_prompt));
   const uint32_t count = end - sequence.next_score;
@@ -411,43 +235,6 @@ bool Scheduler::TakeScores(const SampledRow& row, const internal::StepScores& sc
   sequence.next_score = end;
   commit->last = row.end == sequence.n_prompt;
   return true;
-}
-
-uint32_t Scheduler::ChunkOf(const Sequence& sequence, const PrefillLimit* limit,
-                            const StepSchedule& step) const {
-  const uint32_t left = limits_.token_budget - step.tokens;
-  const uint32_t chunk = std::min({sequence.pending(), left, limits_.max_chunk.value_or(left)});
-  if (limit == nullptr || step.load.decode_rows == 0) return chunk;
-  return std::min(chunk, (*limit)(step.load, sequence.computed));
-}
-
-uint32_t Scheduler::BlocksToTake(const Sequence& sequence, uint32_t n_tokens) const {
-  const uint64_t needed = CeilDiv(uint64_t{sequence.computed} + n_tokens, limits_.block_tokens);
-  return static_cast<uint32_t>(needed - sequence.blocks.size());
-}
-
-uint64_t Scheduler::OwedBlocks(const Sequence& sequence) const {
-  if (sequence.pending() == 0) return 0;
-  return sequence.known_blocks(limits_.block_tokens) - sequence.blocks.size();
-}
-
-uint64_t Scheduler::OwedBlocks() const {
-  uint64_t owed = 0;
-  for (const Sequence* sequence : running_) owed += OwedBlocks(*sequence);
-  return owed;
-}
-
-uint64_t Scheduler::running_prompt_tokens() const {
-  uint64_t tokens = 0;
-  for (const Sequence* sequence : running_) tokens += sequence->n_prompt;
-  return tokens;
-}
-
-uint64_t Scheduler::uncomputed_prompt_tokens() const {
-  uint64_t tokens = 0;
-  for (const Sequence* sequence : running_)
-    tokens += sequence->n_prompt - std::min(sequence->n_prompt, sequence->computed);
-  return tokens;
 }
 
 uint64_t Scheduler::max_sequence_tokens() const {

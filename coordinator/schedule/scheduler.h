@@ -4,8 +4,9 @@
 // same answers. README.md of this folder has the concepts and the invariants.
 //
 // Each Schedule() spends a token budget: first on running sequences that lack one token (decodes),
-// then on running ones that lack more (chunks of prompts and of recomputed history), then on
-// waiting ones; each group in the order of service, waiting ones as fair_queue.h has it. Batch
+// then level by level on running ones that lack more (chunks of prompts and of recomputed history)
+// and on waiting ones, each in the order of service, waiting ones as fair_queue.h has it: a prompt
+// under way keeps its blocks and pauses while an earlier level's prompts take the budget. Batch
 // sequences come after all that, in steps in which nothing interactive waits, and give up slots
 // and blocks that something interactive wants. Blocks are taken as tokens need them. When none
 // is free, the last running sequence in the order of service is preempted: blocks and slot go back,
@@ -15,6 +16,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -28,6 +30,7 @@
 
 #include "coordinator/schedule/block_pool.h"
 #include "coordinator/schedule/fair_queue.h"
+#include "coordinator/schedule/level_load.h"
 #include "coordinator/schedule/prefix_cache.h"
 #include "coordinator/schedule/sequence.h"
 #include "coordinator/schedule/step_load.h"
@@ -39,7 +42,7 @@ namespace bitshard {
 struct SchedulerLimits {
   uint32_t total_blocks = 0;
   uint32_t block_tokens = 16;
-  uint32_t max_slots = 0;             // sequences that run at once
+  uint32_t max_slots = 0;             // sequences that run at once; each decode takes of the budget
   uint32_t token_budget = 0;          // per step
   std::optional<uint32_t> max_chunk;  // tokens of one sequence in a step
   bool prefix_cache = true;
@@ -54,6 +57,8 @@ struct ScheduledRow {
   bool first_time = false;  // enters, and has never run before
   bool sample = false;
   bool score = false;
+  bool pool = false;          // into the sequence's vector
+  bool embeds = false;        // with pool: the vector is complete
   uint32_t output_index = 0;  // with sample
   std::vector<BlockId> new_blocks;
 
@@ -68,6 +73,7 @@ struct StepSchedule {
   // Why the next one that waits did not enter: no slot or no blocks for it, or `limit`. Neither:
   // nobody waits, or the step is full.
   bool no_room = false, limited = false;
+  bool next_is_batch = false;  // with no_room: it is a batch sequence, and pushes nobody out
   std::vector<SequenceId>
       unfit;  // removed: the blocks that are not quarantined can never hold them
 };
@@ -77,17 +83,19 @@ struct Commit {
   enum class Kind {
     kToken,        // appended to the sequence
     kScores,       // of the tokens from `scores->first()` on; `last`: there are no more
+    kEmbedding,    // the prompt's vector; nothing else comes
     kNonFinite,    // the caller ends the sequence through Quarantine
     kNoneAllowed,  // the masks left no token; the caller ends the sequence
-    kMissing,  // the row was to sample or to score and brought nothing, or a token out of range;
-               // the caller ends the sequence
+    kMissing,  // the row was to bring something and brought nothing, or a token out of range; the
+               // caller ends the sequence
   };
   SequenceId id = 0;
   Kind kind = Kind::kToken;
   uint32_t output_index = 0;
-  const internal::StepOutput* output = nullptr;  // into the result, with kToken
-  const internal::StepScores* scores = nullptr;  // into the result, with kScores
-  bool last = false;                             // with kScores
+  const internal::StepOutput* output = nullptr;        // into the result, with kToken
+  const internal::StepScores* scores = nullptr;        // into the result, with kScores
+  bool last = false;                                   // with kScores
+  const internal::StepEmbedding* embedding = nullptr;  // into the result, with kEmbedding
 };
 
 class Scheduler {
@@ -136,9 +144,13 @@ class Scheduler {
   uint32_t steps_in_flight() const { return static_cast<uint32_t>(in_flight_.size()); }
   uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t waiting() const { return static_cast<uint32_t>(waiting_.size()); }
-  uint64_t running_prompt_tokens() const;
-  // Prompt tokens of running sequences that no plan computes yet.
-  uint64_t uncomputed_prompt_tokens() const;
+  // Sums over the running sequences, kept as they change: prompt tokens; what was given and no plan
+  // computes yet; outputs in plans so far.
+  uint64_t running_prompt_tokens() const { return total_.prompt_tokens; }
+  uint64_t uncomputed_prompt_tokens() const { return total_.uncomputed_tokens; }
+  uint64_t running_outputs() const { return total_.output_tokens; }
+  // In the order of service, those where something runs or waits again. O(levels).
+  void FillLevelLoads(std::vector<LevelLoad>* loads) const;
   uint64_t preemptions() const { return preemptions_; }
   uint64_t stale_outputs() const { return stale_outputs_; }
   // Tokens of sequences that entered for the first time, and how many of them were in the prefix
@@ -155,6 +167,8 @@ class Scheduler {
   uint64_t max_sequence_tokens() const;
   // The id that waits for longest.
   std::optional<SequenceId> OldestWaiting() const;
+  // What waits, in the order of service as of now. O(n log n).
+  std::vector<const Sequence*> WaitingInOrder() const { return waiting_.InOrder(); }
 
   // INTERNAL with the first broken invariant; for tests. O(sequences + blocks).
   absl::Status CheckInvariants() const;
@@ -165,9 +179,10 @@ class Scheduler {
     SlotRef slot;
     bool sample;
     bool score;
+    bool embeds;
     uint32_t end;         // start + n_tokens
     bool failed = false;  // its sequence is to end, nothing else counts
-    bool sampled = false, scored = false;
+    bool sampled = false, scored = false, embedded = false;
     size_t first_written, n_written;  // of InFlightStep.written
   };
   struct InFlightStep {
@@ -179,11 +194,17 @@ class Scheduler {
   // False: it is not what the row was to bring, and counts as nothing.
   bool TakeScores(const SampledRow& row, const internal::StepScores& scores, Commit* commit);
   void ScheduleLevels(bool batch, const PrefillLimit* limit, StepSchedule& step);
-  void ScheduleRunning(bool batch, bool decodes, const PrefillLimit* limit, StepSchedule& step);
-  void AdmitWaiting(bool batch, const PrefillLimit* limit, StepSchedule& step);
-  // Preempts the last running sequence, a batch one, when `sequence`, of which the cache holds
-  // `hit`, can enter once all of them are out.
-  bool PushBatchOut(const Sequence& sequence, const PrefixCache::Hit& hit, StepSchedule& step);
+  // Also notes who lacks more than one token, in prompts_.
+  void ScheduleDecodes(bool batch, const PrefillLimit* limit, StepSchedule& step);
+  void SchedulePrompts(bool batch, const PrefillLimit* limit, StepSchedule& step);
+  // Those that wait at levels before `end` (none: all), in order. False when one is held up.
+  bool AdmitWaiting(const std::optional<ServiceLevel>& end, const PrefillLimit* limit,
+                    StepSchedule& step);
+  void Enter(Sequence* sequence, PrefixCache::Hit hit);
+  // A slot, and blocks for all that it knows beside what the running ones lack for what they know.
+  bool Fits(const Sequence& sequence, const PrefixCache::Hit& hit) const;
+  // Fits once all batch sequences are out.
+  bool FitsWithoutBatch(const Sequence& sequence, const PrefixCache::Hit& hit) const;
   // Tells the prefix cache of the blocks that plans sent so far have filled with committed tokens,
   // of one sequence or of all that run. `torn`: its chain may have been dropped.
   void Index(Sequence* sequence, bool torn);
@@ -205,9 +226,17 @@ class Scheduler {
   uint32_t ChunkOf(const Sequence& sequence, const PrefillLimit* limit,
                    const StepSchedule& step) const;
   uint32_t BlocksToTake(const Sequence& sequence, uint32_t n_tokens) const;
-  // Blocks that running sequences still lack for the tokens they know, all or one.
-  uint64_t OwedBlocks() const;
+  // Blocks that a running sequence still lacks for the tokens it knows.
   uint64_t OwedBlocks(const Sequence& sequence) const;
+  static BlockPool::Owner OwnerOf(const Sequence& sequence) {
+    return sequence.level.batch ? BlockPool::Owner::kGivesWay : BlockPool::Owner::kFirm;
+  }
+  // The sums: what a sequence counts for, as it is; brings them up to date with it, or makes it
+  // count for `share`; compares them with a walk over all.
+  LoadShare ShareOf(const Sequence& sequence) const;
+  void Recount(Sequence* sequence) { SetShare(sequence, ShareOf(*sequence)); }
+  void SetShare(Sequence* sequence, const LoadShare& share);
+  absl::Status CheckSums() const;
 
   SchedulerLimits limits_;
   bool has_epoch_ = false;
@@ -216,12 +245,17 @@ class Scheduler {
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   Queue running_;
   FairQueue waiting_;
-  std::vector<uint32_t> free_slots_;  // a stack
-  std::vector<uint32_t> slot_gen_;    // by slot: the last generation given out; goes on over epochs
+  std::map<ServiceLevel, LevelSums> levels_;  // with sequences
+  LoadShare total_, batch_;                   // of all, and of the batch levels
+  std::vector<uint32_t> free_slots_;          // a stack
+  std::vector<uint32_t> slot_gen_;  // by slot: the last generation given out; goes on over epochs
+  std::vector<Sequence*> in_slot_;  // by slot; null when it is free
   std::deque<InFlightStep> in_flight_;
   uint64_t preemptions_ = 0, stale_outputs_ = 0;
   // Since the last schedule.
   uint32_t preempted_since_ = 0;
+  uint64_t schedules_ = 0;
+  std::vector<Sequence*> prompts_;  // of the schedule at hand, in the order of service
   // The cache's, at the last IndexRunning.
   uint64_t drops_at_indexing_ = 0;
   uint64_t prefix_queries_ = 0, prefix_hits_ = 0;

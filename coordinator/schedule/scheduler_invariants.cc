@@ -59,7 +59,8 @@ absl::Status Scheduler::CheckInvariants() const {
                                             " waiting != ", sequences_.size(), " sequences"));
   }
   RETURN_IF_ERROR(waiting_.CheckInvariants());
-  std::vector<const std::vector<BlockId>*> tables;
+  RETURN_IF_ERROR(CheckSums());
+  std::vector<const std::vector<BlockId>*> tables, giving_way;
   absl::flat_hash_map<BlockId, const Sequence*> seen_blocks;
   absl::flat_hash_set<uint32_t> seen_slots;
   for (uint32_t slot : free_slots_) {
@@ -78,6 +79,7 @@ absl::Status Scheduler::CheckInvariants() const {
         return Broken(s, "has a slot that is not its own");
       }
       if (!seen_slots.insert(s.slot->slot).second) return Broken(s, "shares its slot");
+      if (in_slot_[s.slot->slot] != &s) return Broken(s, "is not found by its slot");
     }
     absl::flat_hash_set<BlockId> own_blocks;
     for (size_t i = 0; i < s.blocks.size(); ++i) {
@@ -90,6 +92,7 @@ absl::Status Scheduler::CheckInvariants() const {
       RETURN_IF_ERROR(CheckShared(s, *other->second, i, limits_.block_tokens));
     }
     tables.push_back(&s.blocks);
+    if (s.level.batch) giving_way.push_back(&s.blocks);
   }
   if (has_epoch_ && seen_slots.size() != limits_.max_slots) {
     return absl::InternalError(
@@ -98,7 +101,7 @@ absl::Status Scheduler::CheckInvariants() const {
   if (!has_epoch_ && (!running_.empty() || !in_flight_.empty())) {
     return absl::InternalError("something runs without a group");
   }
-  RETURN_IF_ERROR(pool_.CheckInvariants(tables));
+  RETURN_IF_ERROR(pool_.CheckInvariants(tables, giving_way));
   return has_epoch_ ? cache_->CheckInvariants() : absl::OkStatus();
 }
 

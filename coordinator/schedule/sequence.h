@@ -38,15 +38,36 @@ struct SequenceSpec {
   bool batch = false;            // after everything that is not
   std::string tenant;            // shares the service with the others of its level
   std::vector<uint32_t> prompt;  // not empty
-  uint32_t max_tokens = 0;       // outputs; 0: nothing is sampled
+  // Outputs that a resumed request brings along, fewer than max_tokens: it goes on after them.
+  std::vector<uint32_t> outputs;
+  uint32_t max_tokens = 0;  // outputs; 0: nothing is sampled
   internal::SamplingParams sampling;
   // All that KV must have in common with this one's to be shared, besides the tokens: the model's
   // fingerprint, the caller's salt.
   std::string cache_seed;
   // The prompt's tokens from this one on are scored; with max_tokens 0 that is all.
   std::optional<uint32_t> score_from;
+  // The prompt becomes a vector; then nothing is sampled or scored.
+  internal::Pooling pooling = internal::POOLING_NONE;
   // Every output is drawn under a token mask that depends on the ones before it (SetMask).
   bool constrained = false;
+};
+
+// What a sequence counts for in the sums over its level and over all (scheduler_load.cc).
+struct LoadShare {
+  // 0 or 1.
+  uint32_t running = 0, again = 0;
+  // Running ones: given; of these, such that no plan computes yet; outputs planned.
+  uint64_t prompt_tokens = 0, uncomputed_tokens = 0, output_tokens = 0;
+  uint64_t again_tokens = 0;  // known ones of those that wait again
+  uint64_t owed_blocks = 0;   // Scheduler::OwedBlocks of running ones
+  friend bool operator==(const LoadShare&, const LoadShare&) = default;
+};
+
+// Of a level that has sequences.
+struct LevelSums {
+  LoadShare sum;
+  uint32_t sequences = 0;
 };
 
 struct Sequence {
@@ -55,23 +76,29 @@ struct Sequence {
         level{spec.batch, spec.priority},
         tenant(std::move(spec.tenant)),
         n_prompt(static_cast<uint32_t>(spec.prompt.size())),
+        n_given(n_prompt + static_cast<uint32_t>(spec.outputs.size())),
         // A place for an output that never comes keeps the counts below alike.
         max_tokens(std::max<uint32_t>(1, spec.max_tokens)),
         samples(spec.max_tokens > 0),
         scores(spec.score_from.has_value()),
+        pooling(spec.pooling),
         constrained(spec.constrained),
         sampling(std::move(spec.sampling)),
         cache_seed(std::move(spec.cache_seed)),
         tokens(std::move(spec.prompt)),
-        next_score(std::max<uint32_t>(1, spec.score_from.value_or(1))) {}
+        next_score(std::max<uint32_t>(1, spec.score_from.value_or(1))) {
+    tokens.insert(tokens.end(), spec.outputs.begin(), spec.outputs.end());
+  }
 
   const SequenceId id;
   const ServiceLevel level;
   const std::string tenant;
   const uint32_t n_prompt;
+  const uint32_t n_given;  // n_prompt and the outputs that came with the request
   const uint32_t max_tokens;
   const bool samples;
   const bool scores;  // tokens of its prompt
+  const internal::Pooling pooling;
   const bool constrained;
   const internal::SamplingParams sampling;
   const std::string cache_seed;
@@ -90,11 +117,17 @@ struct Sequence {
   uint32_t preemptions = 0;
   bool has_run = false;  // has been in a plan before
 
+  // Scheduler's: its level's sums, and what they hold of it; the schedule that it last had a row
+  // in.
+  LevelSums* level_sums = nullptr;
+  LoadShare share;
+  uint64_t last_schedule = 0;
+
   // FairQueue's: who pays, and what has been paid for.
   FairAccount* account = nullptr;
   uint32_t charged_prompt = 0, charged_outputs = 0;
 
-  // Committed outputs.
+  // Committed outputs, those that came with the request included.
   uint32_t outputs() const { return static_cast<uint32_t>(tokens.size()) - n_prompt; }
   // Tokens that exist once the plans written so far have run. Workers feed the ones in flight back
   // by themselves.
@@ -112,6 +145,7 @@ struct Sequence {
   // Leading tokens that need not be computed if somebody else did. What is sampled or scored next
   // needs the token before it in a step; and something must be pending for who enters.
   uint32_t cacheable() const {
+    if (pooling == internal::POOLING_MEAN) return 0;  // every token's hidden state is needed
     const uint32_t kept_back = awaits_mask() ? 2 : 1;
     const uint32_t last = std::max(static_cast<uint32_t>(tokens.size()), kept_back) - kept_back;
     return scores_left() ? std::min(last, next_score - 1) : last;

@@ -13,6 +13,7 @@ void WriteNewSequence(const ScheduledRow& row, internal::NewSequence* out) {
   out->mutable_blocks()->Add(sequence.blocks.begin(), sequence.blocks.end());
   *out->mutable_sampling() = sequence.sampling;
   if (sequence.scores_left()) out->set_score_from(sequence.next_score);
+  out->set_pooling(sequence.pooling);
 }
 
 }  // namespace
@@ -33,7 +34,8 @@ std::unique_ptr<internal::StepPlan> WriteStepPlan(const StepSchedule& schedule,
     const bool masked = row.sample && row.sequence->constrained;
     if (masked) plan->add_masks(row.sequence->mask);
     plan->add_flags((row.sample ? internal::ROW_SAMPLE : 0) |
-                    (row.score ? internal::ROW_SCORE : 0) | (masked ? internal::ROW_MASKED : 0));
+                    (row.score ? internal::ROW_SCORE : 0) | (masked ? internal::ROW_MASKED : 0) |
+                    (row.pool ? internal::ROW_POOL : 0));
     plan->add_n_new_blocks(row.enters ? 0 : static_cast<uint32_t>(row.new_blocks.size()));
     if (!row.enters) plan->mutable_new_blocks()->Add(row.new_blocks.begin(), row.new_blocks.end());
   }

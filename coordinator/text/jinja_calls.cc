@@ -28,6 +28,7 @@ absl::StatusOr<JinjaValue> Range(const JinjaArguments& arguments, JinjaHeap* hea
   std::vector<JinjaValue> items;
   for (int64_t i = begin; step > 0 ? i < end : i > end;) {
     RETURN_IF_ERROR(heap->ChargeStep());
+    RETURN_IF_ERROR(heap->ChargeBytes(sizeof(JinjaValue)));
     items.push_back(JinjaValue::Int(i));
     if (__builtin_add_overflow(i, step, &i)) break;
   }
@@ -47,7 +48,7 @@ const std::vector<std::pair<std::string_view, JinjaFunction>>& JinjaFunctions() 
   return functions;
 }
 
-absl::Status JinjaInterpreter::RunCallBlock(const JinjaStatement& statement, JinjaText* out) {
+absl::Status JinjaInterpreter::RunCallBlock(const JinjaStatement& statement, JinjaWriter* out) {
   const JinjaExpr& call = *statement.value;
   ASSIGN_OR_RETURN(const JinjaValue callee, Eval(*call.operands[0]));
   RETURN_IF_ERROR(callee.CheckDefined());
@@ -88,9 +89,9 @@ absl::StatusOr<JinjaValue> JinjaInterpreter::CallMacro(const JinjaMacro& macro,
       }
       Assign(names[i], std::move(value));
     }
-    JinjaText text;
+    JinjaWriter text(heap_);
     RETURN_IF_ERROR(RunBody(statement.bodies[0], &text).status());
-    return heap_->NewText(std::move(text));
+    return text.TakeValue();
   }();
   frame_ = outside;
   return result;
@@ -113,8 +114,8 @@ absl::StatusOr<JinjaValue> JinjaInterpreter::CallFunction(JinjaFunction function
     case JinjaFunction::kRaiseException: {
       const JinjaValue* message = arguments.Get(0, "message");
       if (message == nullptr) return absl::InvalidArgumentError("raise_exception()");
-      ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(*message, heap_));
-      return absl::InvalidArgumentError(text.bytes());
+      ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(*message, heap_));
+      return absl::InvalidArgumentError(JinjaShown(text->bytes()));
     }
     case JinjaFunction::kNamespace:
     case JinjaFunction::kDict: {
@@ -125,10 +126,15 @@ absl::StatusOr<JinjaValue> JinjaInterpreter::CallFunction(JinjaFunction function
           return absl::InvalidArgumentError("namespace() and dict() take dicts");
         }
         dict->foreign_keys |= from.dict().foreign_keys;
-        RETURN_IF_ERROR(heap_->ChargeBytes(from.dict().items.size() * 4 * sizeof(JinjaValue)));
-        for (const auto& [key, value] : from.dict().items) dict->Set(key, value);
+        for (const auto& [key, value] : from.dict().items) {
+          RETURN_IF_ERROR(heap_->ChargeBytes(JinjaDict::CostOf(key)));
+          dict->Set(key, value);
+        }
       }
-      for (const auto& [key, value] : arguments.keywords) dict->Set(key, value);
+      for (const auto& [key, value] : arguments.keywords) {
+        RETURN_IF_ERROR(heap_->ChargeBytes(JinjaDict::CostOf(key)));
+        dict->Set(key, value);
+      }
       return JinjaValue::Dict(dict);
     }
     case JinjaFunction::kRange:

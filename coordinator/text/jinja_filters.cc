@@ -15,6 +15,7 @@
 #include "coordinator/text/jinja_lexer.h"
 #include "coordinator/text/jinja_methods.h"
 #include "coordinator/text/jinja_operators.h"
+#include "coordinator/text/jinja_writer.h"
 #include "coordinator/text/utf8.h"
 #include "kernels/base/status_macros.h"
 
@@ -41,12 +42,12 @@ absl::StatusOr<int64_t> IntegerArgument(const Arguments& arguments, size_t posit
 }
 
 absl::StatusOr<Value> Trim(const Value& input, const Arguments& arguments, JinjaHeap* heap) {
-  ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(input, heap));
+  ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(input, heap));
   const Value* chars = arguments.Get(0, "chars");
-  if (chars == nullptr || chars->is_none()) return heap->NewText(JinjaTrim(text, true, true));
+  if (chars == nullptr || chars->is_none()) return JinjaTrim(*text, true, true, heap);
   JinjaArguments set;
   set.positional.push_back(*chars);
-  return FindJinjaMethod("strip")(Value::Text(text), set, heap);
+  return FindJinjaMethod("strip")(Value::Shared(text), set, heap);
 }
 
 absl::StatusOr<Value> Length(const Value& input, const Arguments&, JinjaHeap*) {
@@ -61,20 +62,20 @@ absl::StatusOr<Value> Length(const Value& input, const Arguments&, JinjaHeap*) {
 
 // str(), and `safe`: there is no autoescape to protect the text from.
 absl::StatusOr<Value> String(const Value& input, const Arguments&, JinjaHeap* heap) {
-  ASSIGN_OR_RETURN(JinjaText text, JinjaToText(input, heap));
-  return heap->NewText(std::move(text));
+  ASSIGN_OR_RETURN(JinjaString text, JinjaToText(input, heap));
+  return Value::Shared(std::move(text));
 }
 
 template <bool kUpper>
 absl::StatusOr<Value> Case(const Value& input, const Arguments&, JinjaHeap* heap) {
-  ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(input, heap));
-  return JinjaChangeCase(text, kUpper, heap);
+  ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(input, heap));
+  return JinjaChangeCase(*text, kUpper, heap);
 }
 
 template <bool kEachWord>
 absl::StatusOr<Value> Capitalize(const Value& input, const Arguments&, JinjaHeap* heap) {
-  ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(input, heap));
-  return JinjaCapitalize(text, kEachWord, heap);
+  ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(input, heap));
+  return JinjaCapitalize(*text, kEachWord, heap);
 }
 
 absl::StatusOr<Value> Default(const Value& input, const Arguments& arguments, JinjaHeap*) {
@@ -92,14 +93,14 @@ absl::StatusOr<Value> Replace(const Value& input, const Arguments& arguments, Ji
     return absl::InvalidArgumentError("filter 'replace' takes the old text and the new one");
   }
   ASSIGN_OR_RETURN(const int64_t limit, IntegerArgument(arguments, 2, "count", -1));
-  ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(input, heap));
-  ASSIGN_OR_RETURN(const JinjaText old_text, JinjaToText(*from, heap));
-  ASSIGN_OR_RETURN(const JinjaText new_text, JinjaToText(*to, heap));
-  return JinjaReplace(text, old_text, new_text, limit, heap);
+  ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(input, heap));
+  ASSIGN_OR_RETURN(const JinjaString old_text, JinjaToText(*from, heap));
+  ASSIGN_OR_RETURN(const JinjaString new_text, JinjaToText(*to, heap));
+  return JinjaReplace(*text, *old_text, *new_text, limit, heap);
 }
 
 absl::StatusOr<Value> Join(const Value& input, const Arguments& arguments, JinjaHeap* heap) {
-  JinjaText separator;
+  JinjaString separator = std::make_shared<const JinjaText>();
   if (const Value* d = arguments.Get(0, "d")) {
     ASSIGN_OR_RETURN(separator, JinjaToText(*d, heap));
   }
@@ -109,12 +110,12 @@ absl::StatusOr<Value> Join(const Value& input, const Arguments& arguments, Jinja
       ASSIGN_OR_RETURN(item, JinjaItem(item, *attribute, heap));
     }
   }
-  return JinjaJoin(items, separator, heap);
+  return JinjaJoin(items, *separator, heap);
 }
 
 absl::StatusOr<Value> Format(const Value& input, const Arguments& arguments, JinjaHeap* heap) {
-  ASSIGN_OR_RETURN(JinjaText text, JinjaToText(input, heap));
-  return JinjaFormat(Value::Text(std::move(text)), arguments.positional, heap);
+  ASSIGN_OR_RETURN(JinjaString text, JinjaToText(input, heap));
+  return JinjaFormat(Value::Shared(std::move(text)), arguments.positional, heap);
 }
 
 // Lines after the first (with `first` that too) begin with `width` blanks; empty ones only with
@@ -123,6 +124,7 @@ absl::StatusOr<Value> Indent(const Value& input, const Arguments& arguments, Jin
   std::string indent(4, ' ');
   if (const Value* width = arguments.Get(0, "width")) {
     if (width->is_string()) {
+      RETURN_IF_ERROR(heap->ChargeBytes(width->string().size()));
       indent = width->string();
     } else {
       ASSIGN_OR_RETURN(const int64_t blanks, IntegerArgument(arguments, 0, "width", 4));
@@ -131,20 +133,19 @@ absl::StatusOr<Value> Indent(const Value& input, const Arguments& arguments, Jin
   }
   const Value* first = arguments.Get(1, "first");
   const Value* blank = arguments.Get(2, "blank");
-  ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(input, heap));
-  const std::string_view bytes = text.bytes();
-  JinjaText out;
+  ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(input, heap));
+  const std::string_view bytes = text->bytes();
+  JinjaWriter out(heap);
   for (size_t at = 0;;) {
     const size_t end = std::min(bytes.find('\n', at), bytes.size());
     const bool wanted = at == 0 ? first != nullptr && first->Truthy()
                                 : end > at || (blank != nullptr && blank->Truthy());
-    RETURN_IF_ERROR(heap->ChargeBytes(indent.size()));
-    if (wanted) out.Append(indent);
+    if (wanted) RETURN_IF_ERROR(out.Append(indent));
     if (end == bytes.size()) {
-      out.Append(text, at, end - at);
-      return heap->NewText(std::move(out));
+      RETURN_IF_ERROR(out.Append(*text, at, end - at));
+      return out.TakeValue();
     }
-    out.Append(text, at, end + 1 - at);
+    RETURN_IF_ERROR(out.Append(*text, at, end + 1 - at));
     at = end + 1;
   }
 }
@@ -197,8 +198,8 @@ absl::StatusOr<Value> Round(const Value& input, const Arguments& arguments, Jinj
   ASSIGN_OR_RETURN(const int64_t precision, IntegerArgument(arguments, 0, "precision", 0));
   std::string method = "common";
   if (const Value* given = arguments.Get(1, "method")) {
-    ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(*given, heap));
-    method = text.bytes();
+    ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(*given, heap));
+    method = text->bytes().substr(0, 16);
   }
   if (precision < -15 || precision > 15) {
     return absl::InvalidArgumentError("'round': the precision must be from -15 to 15");
@@ -218,6 +219,7 @@ absl::StatusOr<Value> ToJson(const Value& input, const Arguments& arguments, Jin
   if (const Value* ascii = arguments.Get(0, "ensure_ascii")) format.ensure_ascii = ascii->Truthy();
   if (const Value* indent = arguments.Get(1, "indent"); indent != nullptr && !indent->is_none()) {
     if (indent->is_string()) {
+      RETURN_IF_ERROR(heap->ChargeBytes(indent->string().size()));
       format.indent = indent->string();
     } else {
       ASSIGN_OR_RETURN(const int64_t blanks, IntegerArgument(arguments, 1, "indent", 0));
@@ -231,13 +233,14 @@ absl::StatusOr<Value> ToJson(const Value& input, const Arguments& arguments, Jin
     if (two.size() != 2 || !two[0].is_string() || !two[1].is_string()) {
       return absl::InvalidArgumentError("'tojson': separators must be two strings");
     }
+    RETURN_IF_ERROR(heap->ChargeBytes(two[0].string().size() + two[1].string().size()));
     format.item_separator = two[0].string();
     format.key_separator = two[1].string();
   }
   if (const Value* sort = arguments.Get(3, "sort_keys")) format.sort_keys = sort->Truthy();
-  JinjaText out;
+  JinjaWriter out(heap);
   RETURN_IF_ERROR(JinjaToJson(input, format, heap, &out));
-  return heap->NewText(std::move(out));
+  return out.TakeValue();
 }
 
 absl::StatusOr<Value> FromJson(const Value& input, const Arguments&, JinjaHeap* heap) {
@@ -306,13 +309,14 @@ const Value* JinjaArguments::Get(size_t position, std::string_view name) const {
   return nullptr;
 }
 
-JinjaText JinjaTrim(const JinjaText& text, bool left, bool right) {
+absl::StatusOr<Value> JinjaTrim(const JinjaText& text, bool left, bool right, JinjaHeap* heap) {
   const std::string_view kept = StripJinjaSpace(text.bytes(), left, right);
-  return text.Slice(kept.data() - text.bytes().data(), kept.size());
+  return heap->NewSlice(text, kept.data() - text.bytes().data(), kept.size());
 }
 
 absl::StatusOr<Value> JinjaChangeCase(const JinjaText& text, bool upper, JinjaHeap* heap) {
-  RETURN_IF_ERROR(heap->ChargeBytes(2 * text.size()));
+  // Twice as wide on the way, and some characters become three.
+  RETURN_IF_ERROR(heap->ChargeBytes(4 * text.size()));
   icu::UnicodeString wide = icu::UnicodeString::fromUTF8(text.bytes());
   if (upper) {
     wide.toUpper(icu::Locale::getRoot());
@@ -325,7 +329,7 @@ absl::StatusOr<Value> JinjaChangeCase(const JinjaText& text, bool upper, JinjaHe
 }
 
 absl::StatusOr<Value> JinjaCapitalize(const JinjaText& text, bool each_word, JinjaHeap* heap) {
-  JinjaText out;
+  JinjaWriter out(heap);
   bool begin = true;
   const std::string& bytes = text.bytes();
   for (size_t at = 0; at < bytes.size();) {
@@ -337,12 +341,13 @@ absl::StatusOr<Value> JinjaCapitalize(const JinjaText& text, bool each_word, Jin
       letter = ClassOf(c.value) == CharClass::kLetter;
       end += c.bytes;
     } while (!begin && (!each_word || letter) && end < bytes.size());
-    ASSIGN_OR_RETURN(const Value piece, JinjaChangeCase(text.Slice(at, end - at), begin, heap));
-    out.Append(piece.text());
+    ASSIGN_OR_RETURN(const Value word, heap->NewSlice(text, at, end - at));
+    ASSIGN_OR_RETURN(const Value piece, JinjaChangeCase(word.text(), begin, heap));
+    RETURN_IF_ERROR(out.Append(piece.text()));
     begin = each_word && !letter;
     at = end;
   }
-  return heap->NewText(std::move(out));
+  return out.TakeValue();
 }
 
 absl::StatusOr<Value> JinjaReplace(const JinjaText& text, const JinjaText& from,
@@ -350,15 +355,14 @@ absl::StatusOr<Value> JinjaReplace(const JinjaText& text, const JinjaText& from,
   if (from.size() == 0) {
     return absl::UnimplementedError("'replace' of an empty text is not supported");
   }
-  JinjaText out;
+  JinjaWriter out(heap);
   for (size_t done = 0;;) {
     size_t at = limit == 0 ? std::string::npos : text.bytes().find(from.bytes(), done);
     const bool last = at == std::string::npos;
     if (last) at = text.size();
-    RETURN_IF_ERROR(heap->ChargeBytes(at - done + to.cost()));
-    out.Append(text, done, at - done);
-    if (last) return heap->NewText(std::move(out));
-    out.Append(to);
+    RETURN_IF_ERROR(out.Append(text, done, at - done));
+    if (last) return out.TakeValue();
+    RETURN_IF_ERROR(out.Append(to));
     done = at + from.size();
     if (limit > 0) --limit;
   }
@@ -366,14 +370,13 @@ absl::StatusOr<Value> JinjaReplace(const JinjaText& text, const JinjaText& from,
 
 absl::StatusOr<Value> JinjaJoin(const std::vector<Value>& items, const JinjaText& separator,
                                 JinjaHeap* heap) {
-  JinjaText out;
+  JinjaWriter out(heap);
   for (size_t i = 0; i < items.size(); ++i) {
-    ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(items[i], heap));
-    RETURN_IF_ERROR(heap->ChargeBytes(text.cost() + separator.cost()));
-    if (i > 0) out.Append(separator);
-    out.Append(text);
+    ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(items[i], heap));
+    if (i > 0) RETURN_IF_ERROR(out.Append(separator));
+    RETURN_IF_ERROR(out.Append(*text));
   }
-  return Value::Text(std::move(out));
+  return out.TakeValue();
 }
 
 absl::StatusOr<std::vector<Value>> JinjaIterate(const Value& value, JinjaHeap* heap) {
@@ -384,19 +387,20 @@ absl::StatusOr<std::vector<Value>> JinjaIterate(const Value& value, JinjaHeap* h
     return value.list().items;
   }
   if (value.is_dict() && !value.dict().is_namespace) {
-    RETURN_IF_ERROR(heap->ChargeBytes(value.dict().items.size() * sizeof(Value)));
+    RETURN_IF_ERROR(heap->ChargeItems(value.dict().items.size()));
     for (const auto& [key, item] : value.dict().items) {
-      ASSIGN_OR_RETURN(Value text, heap->NewText(value.dict().KeyText(key)));
+      ASSIGN_OR_RETURN(Value text, heap->NewKey(value.dict(), key));
       items.push_back(std::move(text));
     }
     return items;
   }
   if (value.is_string()) {
     const std::string& text = value.string();
-    RETURN_IF_ERROR(heap->ChargeBytes(text.size() * 4 * sizeof(Value)));
+    RETURN_IF_ERROR(heap->ChargeItems(text.size()));
     for (size_t at = 0; at < text.size();) {
       const int bytes = CodePointAt(text, at).bytes;
-      items.push_back(Value::Text(value.text().Slice(at, bytes)));
+      ASSIGN_OR_RETURN(Value character, heap->NewSlice(value.text(), at, bytes));
+      items.push_back(std::move(character));
       at += bytes;
     }
     return items;

@@ -15,7 +15,7 @@ namespace bitshard {
 // Arguments of a call, evaluated.
 struct JinjaArguments {
   std::vector<JinjaValue> positional;
-  std::vector<std::pair<std::string, JinjaValue>> keywords;
+  std::vector<std::pair<std::string_view, JinjaValue>> keywords;  // names are the program's
 
   // INVALID_ARGUMENT when there are more than `max` positional ones or keywords other than `names`;
   // `function` is for the message.
@@ -60,6 +60,6 @@ absl::StatusOr<JinjaValue> JinjaReplace(const JinjaText& text, const JinjaText& 
 absl::StatusOr<JinjaValue> JinjaJoin(const std::vector<JinjaValue>& items,
                                      const JinjaText& separator, JinjaHeap* heap);
 // A slice of `text` without the white space at its ends.
-JinjaText JinjaTrim(const JinjaText& text, bool left, bool right);
+absl::StatusOr<JinjaValue> JinjaTrim(const JinjaText& text, bool left, bool right, JinjaHeap* heap);
 
 }  // namespace bitshard

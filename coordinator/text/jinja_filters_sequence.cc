@@ -59,8 +59,8 @@ absl::StatusOr<Value> Reverse(const Value& input, const Arguments&, JinjaHeap* h
 absl::StatusOr<Value> Pairs(const JinjaDict& dict, JinjaHeap* heap) {
   std::vector<Value> pairs;
   for (const auto& [key, value] : dict.items) {
-    ASSIGN_OR_RETURN(Value name, heap->NewText(dict.KeyText(key)));
-    RETURN_IF_ERROR(heap->ChargeBytes(4 * sizeof(Value)));
+    RETURN_IF_ERROR(heap->ChargeItems(2));  // the pair is one, too
+    ASSIGN_OR_RETURN(Value name, heap->NewKey(dict, key));
     pairs.push_back(Value::List(heap->NewList({std::move(name), value}, /*is_tuple=*/true)));
   }
   return Value::List(heap->NewList(std::move(pairs)));
@@ -83,6 +83,7 @@ absl::StatusOr<Value> OrderKey(const Value& value, bool case_sensitive, JinjaHea
 // The places of `keys` in ascending order, equal ones in theirs.
 absl::StatusOr<std::vector<size_t>> Order(const std::vector<Value>& keys, bool reverse,
                                           JinjaHeap* heap) {
+  RETURN_IF_ERROR(heap->ChargeBytes(2 * keys.size() * sizeof(size_t)));
   std::vector<size_t> order(keys.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   absl::Status failed;
@@ -103,6 +104,7 @@ absl::StatusOr<std::vector<size_t>> Order(const std::vector<Value>& keys, bool r
 absl::StatusOr<std::vector<Value>> OrderKeys(const std::vector<Value>& items,
                                              const Value* attribute, bool case_sensitive,
                                              JinjaHeap* heap) {
+  RETURN_IF_ERROR(heap->ChargeBytes(items.size() * sizeof(Value)));
   std::vector<Value> keys;
   for (const Value& item : items) {
     Value key = item;

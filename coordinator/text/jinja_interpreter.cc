@@ -17,7 +17,8 @@ using StatementKind = JinjaStatement::Kind;
 constexpr size_t kMaxOutputBytes = size_t{16} << 20;
 // The error with the line of the statement that met it first.
 absl::Status AtLine(int line, const absl::Status& status) {
-  const std::string text(status.message());
+  const std::string text =
+      JinjaShown(std::string_view(status.message().data(), status.message().size()));
   if (text.starts_with("chat template")) return status;
   return absl::Status(status.code(), Concat("chat template, line ", line, ": ", text));
 }
@@ -44,32 +45,35 @@ void SetLoop(const std::vector<JinjaValue>& items, size_t at, JinjaDict* loop) {
 
 JinjaInterpreter::JinjaInterpreter(std::vector<std::pair<std::string, JinjaValue>> variables,
                                    absl::Time now, JinjaHeap* heap)
-    : heap_(heap), now_(now), variables_(std::move(variables)) {
+    : heap_(heap), now_(now), given_(std::move(variables)) {
+  for (const auto& [name, value] : given_) variables_.emplace_back(name, value);
   for (const auto& [name, function] : JinjaFunctions()) {
-    variables_.emplace_back(std::string(name), JinjaValue::Function(function));
+    variables_.emplace_back(name, JinjaValue::Function(function));
   }
 }
 
 absl::Status JinjaInterpreter::Run(const JinjaTemplate& program, JinjaText* out) {
-  return RunBody(program.body, out).status();
+  JinjaWriter text(heap_);
+  RETURN_IF_ERROR(RunBody(program.body, &text).status());
+  *out = text.Take();
+  return absl::OkStatus();
 }
 
-absl::Status JinjaInterpreter::PrintValue(const JinjaValue& value, JinjaText* out) {
+absl::Status JinjaInterpreter::PrintValue(const JinjaValue& value, JinjaWriter* out) {
   const auto print = [out](const JinjaText& text) -> absl::Status {
     if (out->size() + text.size() > kMaxOutputBytes) {
       return absl::ResourceExhaustedError(
           Concat("the template prints more than ", kMaxOutputBytes, " bytes"));
     }
-    out->Append(text);
-    return absl::OkStatus();
+    return out->Append(text);
   };
   if (value.is_string()) return print(value.text());
-  ASSIGN_OR_RETURN(const JinjaText text, JinjaToText(value, heap_));
-  return print(text);
+  ASSIGN_OR_RETURN(const JinjaString text, JinjaToText(value, heap_));
+  return print(*text);
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunBody(const JinjaBody& body,
-                                                                 JinjaText* out) {
+                                                                 JinjaWriter* out) {
   Depth depth(this);
   RETURN_IF_ERROR(depth.Check());
   for (const JinjaStatement& statement : body) {
@@ -81,13 +85,13 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunBody(const JinjaBody
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunInner(const JinjaBody& body,
-                                                                  JinjaText* out) {
+                                                                  JinjaWriter* out) {
   Scope scope(this);
   return RunBody(body, out);
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunStatement(
-    const JinjaStatement& statement, JinjaText* out) {
+    const JinjaStatement& statement, JinjaWriter* out) {
   RETURN_IF_ERROR(heap_->ChargeStep());
   switch (statement.kind) {
     case StatementKind::kText:
@@ -95,7 +99,7 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunStatement(
         return absl::ResourceExhaustedError(
             Concat("the template prints more than ", kMaxOutputBytes, " bytes"));
       }
-      out->Append(statement.text);
+      RETURN_IF_ERROR(out->Append(statement.text));
       return Flow::kOn;
     case StatementKind::kPrint: {
       ASSIGN_OR_RETURN(const JinjaValue value, Eval(*statement.value));
@@ -117,9 +121,9 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunStatement(
       RETURN_IF_ERROR(RunSet(statement));
       return Flow::kOn;
     case StatementKind::kSetBlock: {
-      JinjaText text;
+      JinjaWriter text(heap_);
       ASSIGN_OR_RETURN(const Flow flow, RunInner(statement.bodies[0], &text));
-      ASSIGN_OR_RETURN(JinjaValue value, heap_->NewText(std::move(text)));
+      JinjaValue value = text.TakeValue();
       if (statement.value != nullptr) {
         ASSIGN_OR_RETURN(value, Filtered(*statement.value, std::move(value)));
       }
@@ -127,9 +131,9 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunStatement(
       return flow;
     }
     case StatementKind::kFilter: {
-      JinjaText text;
+      JinjaWriter text(heap_);
       ASSIGN_OR_RETURN(const Flow flow, RunInner(statement.bodies[0], &text));
-      ASSIGN_OR_RETURN(JinjaValue value, heap_->NewText(std::move(text)));
+      JinjaValue value = text.TakeValue();
       ASSIGN_OR_RETURN(value, Filtered(*statement.value, std::move(value)));
       RETURN_IF_ERROR(PrintValue(value, out));
       return flow;
@@ -155,7 +159,7 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunStatement(
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunFor(const JinjaStatement& statement,
-                                                                JinjaText* out) {
+                                                                JinjaWriter* out) {
   ASSIGN_OR_RETURN(const JinjaValue iterable, Eval(*statement.value));
   ASSIGN_OR_RETURN(std::vector<JinjaValue> items, JinjaIterate(iterable, heap_));
   bool any_round_complete = false;
@@ -170,7 +174,7 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunFor(const JinjaState
       }
       items = std::move(kept);
     }
-    RETURN_IF_ERROR(heap_->ChargeBytes(sizeof(JinjaDict) + 16 * sizeof(JinjaValue)));
+    RETURN_IF_ERROR(heap_->ChargeBytes(sizeof(JinjaDict) + 11 * JinjaDict::CostOf("revindex0")));
     JinjaDict* loop = heap_->NewDict();
     for (size_t i = 0; i < items.size(); ++i) {
       scope.Clear();
@@ -191,7 +195,7 @@ absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunFor(const JinjaState
 }
 
 absl::StatusOr<JinjaInterpreter::Flow> JinjaInterpreter::RunWith(const JinjaStatement& statement,
-                                                                 JinjaText* out) {
+                                                                 JinjaWriter* out) {
   // All values are those of outside.
   ASSIGN_OR_RETURN(const std::vector<JinjaValue> values, EvalAll(statement.conditions));
   Scope scope(this);
@@ -214,6 +218,8 @@ absl::Status JinjaInterpreter::RunSet(const JinjaStatement& statement) {
     return absl::InvalidArgumentError(
         Concat("cannot assign attribute on ", object.TypeName(), ", only on a namespace"));
   }
+  if (object.dict().Find(*statement.attribute) == nullptr)
+    RETURN_IF_ERROR(heap_->ChargeBytes(JinjaDict::CostOf(*statement.attribute)));
   object.dict().Set(*statement.attribute, std::move(value));
   return absl::OkStatus();
 }
@@ -237,7 +243,7 @@ void JinjaInterpreter::Assign(std::string_view name, JinjaValue value) {
     variables_[i].second = std::move(value);
     return;
   }
-  variables_.emplace_back(std::string(name), std::move(value));
+  variables_.emplace_back(name, std::move(value));
 }
 
 absl::Status JinjaInterpreter::AssignTargets(const std::vector<std::string>& targets,
@@ -266,8 +272,8 @@ absl::StatusOr<JinjaValue> JinjaInterpreter::Eval(const JinjaExpr& expr) {
       return Lookup(expr.name);
     case ExprKind::kList:
     case ExprKind::kTuple: {
+      RETURN_IF_ERROR(heap_->ChargeBytes(expr.operands.size() * sizeof(JinjaValue)));
       ASSIGN_OR_RETURN(std::vector<JinjaValue> items, EvalAll(expr.operands));
-      RETURN_IF_ERROR(heap_->ChargeBytes(items.size() * sizeof(JinjaValue)));
       return JinjaValue::List(heap_->NewList(std::move(items), expr.kind == ExprKind::kTuple));
     }
     case ExprKind::kDict: {
@@ -279,7 +285,7 @@ absl::StatusOr<JinjaValue> JinjaInterpreter::Eval(const JinjaExpr& expr) {
           return absl::UnimplementedError(
               Concat("a dict key of type '", key.TypeName(), "' is not supported, only str"));
         }
-        RETURN_IF_ERROR(heap_->ChargeBytes(key.string().size() + 2 * sizeof(JinjaValue)));
+        RETURN_IF_ERROR(heap_->ChargeBytes(JinjaDict::CostOf(key.string())));
         dict->foreign_keys |= !key.text().foreign().empty();
         dict->Set(key.string(), std::move(value));
       }

@@ -13,6 +13,7 @@
 
 #include "coordinator/text/jinja_ast.h"
 #include "coordinator/text/jinja_value.h"
+#include "coordinator/text/jinja_writer.h"
 
 namespace bitshard {
 
@@ -26,7 +27,7 @@ class JinjaInterpreter {
   JinjaInterpreter(std::vector<std::pair<std::string, JinjaValue>> variables, absl::Time now,
                    JinjaHeap* heap);
 
-  // Appends what the program prints. INVALID_ARGUMENT when the program fails or calls
+  // What the program prints. INVALID_ARGUMENT when the program fails or calls
   // raise_exception, RESOURCE_EXHAUSTED past the limits; both name the line.
   absl::Status Run(const JinjaTemplate& program, JinjaText* out);
 
@@ -79,15 +80,15 @@ class JinjaInterpreter {
     size_t begin = 0;  // of its own, which reach to the end of variables_
   };
 
-  absl::StatusOr<Flow> RunBody(const JinjaBody& body, JinjaText* out);
+  absl::StatusOr<Flow> RunBody(const JinjaBody& body, JinjaWriter* out);
   // In a scope of its own.
-  absl::StatusOr<Flow> RunInner(const JinjaBody& body, JinjaText* out);
-  absl::StatusOr<Flow> RunStatement(const JinjaStatement& statement, JinjaText* out);
-  absl::StatusOr<Flow> RunFor(const JinjaStatement& statement, JinjaText* out);
-  absl::StatusOr<Flow> RunWith(const JinjaStatement& statement, JinjaText* out);
+  absl::StatusOr<Flow> RunInner(const JinjaBody& body, JinjaWriter* out);
+  absl::StatusOr<Flow> RunStatement(const JinjaStatement& statement, JinjaWriter* out);
+  absl::StatusOr<Flow> RunFor(const JinjaStatement& statement, JinjaWriter* out);
+  absl::StatusOr<Flow> RunWith(const JinjaStatement& statement, JinjaWriter* out);
   absl::Status RunSet(const JinjaStatement& statement);
-  absl::Status RunCallBlock(const JinjaStatement& statement, JinjaText* out);
-  absl::Status PrintValue(const JinjaValue& value, JinjaText* out);
+  absl::Status RunCallBlock(const JinjaStatement& statement, JinjaWriter* out);
+  absl::Status PrintValue(const JinjaValue& value, JinjaWriter* out);
   // `text` through the filters of a block.
   absl::StatusOr<JinjaValue> Filtered(const JinjaExpr& filters, JinjaValue text);
   absl::StatusOr<JinjaValue> CallMacro(const JinjaMacro& macro, const JinjaArguments& arguments,
@@ -103,14 +104,17 @@ class JinjaInterpreter {
   absl::StatusOr<JinjaArguments> EvalArguments(const JinjaExpr::Arguments& arguments);
   absl::StatusOr<std::vector<JinjaValue>> EvalAll(const std::vector<JinjaExprPtr>& exprs);
 
-  // Variables: the innermost scope is the last; loops and blocks open scopes, ifs do not.
+  // Variables: the innermost scope is the last; loops and blocks open scopes, ifs do not. Names
+  // that are assigned to outlive this object.
   JinjaValue Lookup(std::string_view name) const;
   void Assign(std::string_view name, JinjaValue value);
   absl::Status AssignTargets(const std::vector<std::string>& targets, const JinjaValue& value);
 
   JinjaHeap* heap_;
   const absl::Time now_;
-  std::vector<std::pair<std::string, JinjaValue>> variables_;
+  const std::vector<std::pair<std::string, JinjaValue>> given_;
+  // Names are the program's and those of given_.
+  std::vector<std::pair<std::string_view, JinjaValue>> variables_;
   size_t scope_begin_ = 0;  // of the innermost scope in variables_
   int scopes_ = 0;          // open ones
   size_t root_end_ = 0;     // of the template's own variables, while scopes are open

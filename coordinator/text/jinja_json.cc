@@ -9,6 +9,7 @@
 #include "nlohmann/json.hpp"
 
 #include "coordinator/text/concat.h"
+#include "coordinator/text/jinja_writer.h"
 #include "coordinator/text/utf8.h"
 #include "kernels/base/status_macros.h"
 
@@ -35,7 +36,7 @@ std::string Escaped(char32_t value) {
 
 class Writer {
  public:
-  Writer(const JinjaJsonFormat& format, JinjaHeap* heap, JinjaText* out)
+  Writer(const JinjaJsonFormat& format, JinjaHeap* heap, JinjaWriter* out)
       : format_(format), heap_(*heap), out_(*out) {}
 
   absl::Status Write(const JinjaValue& value, size_t depth) {
@@ -44,34 +45,29 @@ class Writer {
           Concat("'tojson': a value is nested deeper than ", kMaxDepth, " or contains itself"));
     }
     RETURN_IF_ERROR(heap_.ChargeStep(value.is_string() ? value.string().size() : 0));
-    if (value.is_none()) {
-      out_.Append("null");
-    } else if (value.is_bool()) {
-      out_.Append(value.Truthy() ? "true" : "false");
-    } else if (value.is_int()) {
-      out_.Append(std::to_string(*value.AsInt()));
-    } else if (value.is_float()) {
+    if (value.is_none()) return out_.Append("null");
+    if (value.is_bool()) return out_.Append(value.Truthy() ? "true" : "false");
+    if (value.is_int()) return out_.Append(std::to_string(*value.AsInt()));
+    if (value.is_float()) {
       const double number = value.AsDouble();
-      out_.Append(std::isnan(number)   ? std::string("NaN")
-                  : std::isinf(number) ? std::string(number < 0 ? "-Infinity" : "Infinity")
-                                       : JinjaFloatRepr(number));
-    } else if (value.is_string()) {
-      return String(value.text());
-    } else if (value.is_list()) {
+      return out_.Append(std::isnan(number)   ? std::string("NaN")
+                         : std::isinf(number) ? std::string(number < 0 ? "-Infinity" : "Infinity")
+                                              : JinjaFloatRepr(number));
+    }
+    if (value.is_string()) return String(value.text());
+    if (value.is_list()) {
       const std::vector<JinjaValue>& items = value.list().items;
       return Container('[', ']', items.size(), depth,
                        [&](size_t i) { return Write(items[i], depth + 1); });
-    } else if (value.is_dict() && !value.dict().is_namespace) {
-      return Dict(value.dict(), depth);
-    } else {
-      return absl::InvalidArgumentError(
-          Concat("Object of type ", value.TypeName(), " is not JSON serializable"));
     }
-    return absl::OkStatus();
+    if (value.is_dict() && !value.dict().is_namespace) return Dict(value.dict(), depth);
+    return absl::InvalidArgumentError(
+        Concat("Object of type ", value.TypeName(), " is not JSON serializable"));
   }
 
  private:
   absl::Status Dict(const JinjaDict& dict, size_t depth) {
+    RETURN_IF_ERROR(heap_.ChargeBytes(dict.items.size() * sizeof(void*)));
     std::vector<const std::pair<std::string, JinjaValue>*> items;
     for (const auto& item : dict.items) items.push_back(&item);
     if (format_.sort_keys) {
@@ -79,37 +75,36 @@ class Writer {
                 [](const auto* a, const auto* b) { return a->first < b->first; });
     }
     return Container('{', '}', items.size(), depth, [&](size_t i) -> absl::Status {
-      RETURN_IF_ERROR(String(dict.KeyText(items[i]->first)));
-      out_.Append(format_.key_separator);
+      RETURN_IF_ERROR(heap_.ChargeStep(items[i]->first.size()));
+      ASSIGN_OR_RETURN(const JinjaValue key, heap_.NewKey(dict, items[i]->first));
+      RETURN_IF_ERROR(String(key.text()));
+      RETURN_IF_ERROR(out_.Append(format_.key_separator));
       return Write(items[i]->second, depth + 1);
     });
   }
 
   template <typename WriteItem>
   absl::Status Container(char open, char close, size_t size, size_t depth, WriteItem item) {
-    out_.Append(std::string_view(&open, 1));
+    RETURN_IF_ERROR(out_.Append(std::string_view(&open, 1)));
     for (size_t i = 0; i < size; ++i) {
-      if (i > 0) out_.Append(format_.item_separator);
+      if (i > 0) RETURN_IF_ERROR(out_.Append(format_.item_separator));
       RETURN_IF_ERROR(NewLine(depth + 1));
       RETURN_IF_ERROR(item(i));
     }
     if (size > 0) RETURN_IF_ERROR(NewLine(depth));
-    out_.Append(std::string_view(&close, 1));
-    return absl::OkStatus();
+    return out_.Append(std::string_view(&close, 1));
   }
 
   absl::Status NewLine(size_t depth) {
     if (!format_.indent.has_value()) return absl::OkStatus();
-    RETURN_IF_ERROR(heap_.ChargeBytes(depth * format_.indent->size()));
-    out_.Append("\n");
-    for (size_t i = 0; i < depth; ++i) out_.Append(*format_.indent);
+    RETURN_IF_ERROR(out_.Append("\n"));
+    for (size_t i = 0; i < depth; ++i) RETURN_IF_ERROR(out_.Append(*format_.indent));
     return absl::OkStatus();
   }
 
   absl::Status String(const JinjaText& text) {
-    RETURN_IF_ERROR(heap_.ChargeBytes(text.cost()));
     const std::string& bytes = text.bytes();
-    out_.Append("\"");
+    RETURN_IF_ERROR(out_.Append("\""));
     size_t plain = 0;  // everything before it is out
     for (size_t at = 0; at < bytes.size();) {
       const CodePoint c = CodePointAt(bytes, at);
@@ -122,20 +117,19 @@ class Writer {
         escape = Escaped(c.value);
       }
       if (!escape.empty()) {
-        out_.Append(text, plain, at - plain);
-        out_.AppendInPlaceOf(text, at, escape);
+        RETURN_IF_ERROR(out_.Append(text, plain, at - plain));
+        RETURN_IF_ERROR(out_.AppendInPlaceOf(text, at, escape));
         plain = at + c.bytes;
       }
       at += c.bytes;
     }
-    out_.Append(text, plain, bytes.size() - plain);
-    out_.Append("\"");
-    return absl::OkStatus();
+    RETURN_IF_ERROR(out_.Append(text, plain, bytes.size() - plain));
+    return out_.Append("\"");
   }
 
   const JinjaJsonFormat& format_;
   JinjaHeap& heap_;
-  JinjaText& out_;
+  JinjaWriter& out_;
 };
 
 // Builds values while nlohmann's parser, which does not recurse, calls it.
@@ -187,7 +181,9 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool Put(JinjaValue value) {
-    const absl::Status charged = heap_.ChargeBytes(4 * sizeof(JinjaValue));
+    const bool is_member = !open_.empty() && open_.back().is_dict();
+    const absl::Status charged =
+        heap_.ChargeBytes(is_member ? JinjaDict::CostOf(keys_.back()) : 4 * sizeof(JinjaValue));
     if (!charged.ok()) return Fail(charged);
     if (open_.empty()) {
       root_ = std::move(value);
@@ -226,7 +222,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
 }  // namespace
 
 absl::Status JinjaToJson(const JinjaValue& value, const JinjaJsonFormat& format, JinjaHeap* heap,
-                         JinjaText* out) {
+                         JinjaWriter* out) {
   RETURN_IF_ERROR(value.CheckDefined());
   return Writer(format, heap, out).Write(value, 0);
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 
 #include "coordinator/text/jinja_value.h"
+#include "coordinator/text/jinja_writer.h"
 
 namespace bitshard {
 
@@ -23,7 +24,7 @@ struct JinjaJsonFormat {
 
 // Appends `value` as json.dumps writes it. INVALID_ARGUMENT for what JSON does not have.
 absl::Status JinjaToJson(const JinjaValue& value, const JinjaJsonFormat& format, JinjaHeap* heap,
-                         JinjaText* out);
+                         JinjaWriter* out);
 
 // The value of a JSON text, keys in its order, of equal keys the last. Its strings are the
 // caller's unless `own`. INVALID_ARGUMENT unless `text` is one JSON value, nested 100 deep at most.

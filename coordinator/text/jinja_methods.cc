@@ -10,6 +10,7 @@
 
 #include "coordinator/text/concat.h"
 #include "coordinator/text/jinja_lexer.h"
+#include "coordinator/text/jinja_writer.h"
 #include "coordinator/text/utf8.h"
 #include "kernels/base/status_macros.h"
 
@@ -70,7 +71,7 @@ absl::StatusOr<Value> Strip(const Value& self, const Arguments& arguments, Jinja
     ASSIGN_OR_RETURN(set, TextArgument(arguments, 0, "strip"));
   }
   const std::string_view kept = StripSet(self.string(), set, kLeft, kRight);
-  return heap->NewText(self.text().Slice(kept.data() - self.string().data(), kept.size()));
+  return heap->NewSlice(self.text(), kept.data() - self.string().data(), kept.size());
 }
 
 // A text, or a tuple of texts of which one fits.
@@ -104,11 +105,11 @@ absl::StatusOr<Value> Split(const Value& self, const Arguments& arguments, Jinja
   }
   std::string_view text = self.string();
   std::vector<Value> parts;
-  RETURN_IF_ERROR(heap->ChargeBytes(text.size()));
   const auto put = [&](std::string_view part) -> absl::Status {
-    RETURN_IF_ERROR(heap->ChargeBytes(4 * sizeof(Value)));
-    parts.push_back(
-        Value::Text(self.text().Slice(part.data() - self.string().data(), part.size())));
+    RETURN_IF_ERROR(heap->ChargeItems(1));
+    ASSIGN_OR_RETURN(Value value,
+                     heap->NewSlice(self.text(), part.data() - self.string().data(), part.size()));
+    parts.push_back(std::move(value));
     return absl::OkStatus();
   };
   const Value* separator = arguments.Get(0, "sep");
@@ -228,8 +229,7 @@ absl::StatusOr<Value> RemoveAffix(const Value& self, const Arguments& arguments,
   const std::string_view text = self.string();
   const bool has = kPrefix ? text.starts_with(part) : text.ends_with(part);
   if (!has) return self;
-  return heap->NewText(
-      self.text().Slice(kPrefix ? part.size() : 0, self.string().size() - part.size()));
+  return heap->NewSlice(self.text(), kPrefix ? part.size() : 0, self.string().size() - part.size());
 }
 
 absl::StatusOr<Value> SplitLines(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
@@ -238,9 +238,10 @@ absl::StatusOr<Value> SplitLines(const Value& self, const Arguments& arguments, 
   std::vector<Value> lines;
   const std::string& text = self.string();
   for (size_t at = 0; at < text.size();) {
-    RETURN_IF_ERROR(heap->ChargeBytes(4 * sizeof(Value)));
+    RETURN_IF_ERROR(heap->ChargeItems(1));
     const size_t end = std::min(text.find_first_of("\r\n", at), text.size());
-    lines.push_back(Value::Text(self.text().Slice(at, end - at)));
+    ASSIGN_OR_RETURN(Value line, heap->NewSlice(self.text(), at, end - at));
+    lines.push_back(std::move(line));
     at = end + (text.compare(end, 2, "\r\n") == 0 ? 2 : 1);
   }
   return Value::List(heap->NewList(std::move(lines)));
@@ -249,14 +250,14 @@ absl::StatusOr<Value> SplitLines(const Value& self, const Arguments& arguments, 
 absl::StatusOr<Value> Format(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
   if (!self.is_string()) return NoSuchMethod(self, "format");
   const std::string_view text = self.string();
-  JinjaText out;
+  JinjaWriter out(heap);
   size_t next = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t brace = std::min(text.find_first_of("{}", at), text.size());
-    out.Append(self.text(), at, brace - at);
+    RETURN_IF_ERROR(out.Append(self.text(), at, brace - at));
     if (brace == text.size()) break;
     if (brace + 1 < text.size() && text[brace + 1] == text[brace]) {  // {{ and }}
-      out.Append(self.text(), brace, 1);
+      RETURN_IF_ERROR(out.Append(self.text(), brace, 1));
       at = brace + 2;
       continue;
     }
@@ -280,19 +281,18 @@ absl::StatusOr<Value> Format(const Value& self, const Arguments& arguments, Jinj
     if (value == nullptr) {
       return absl::InvalidArgumentError(Concat("'format': no argument for '{", name, "}'"));
     }
-    ASSIGN_OR_RETURN(const JinjaText piece, JinjaToText(*value, heap));
-    RETURN_IF_ERROR(heap->ChargeBytes(piece.cost()));
-    out.Append(piece);
+    ASSIGN_OR_RETURN(const JinjaString piece, JinjaToText(*value, heap));
+    RETURN_IF_ERROR(out.Append(*piece));
     at = end + 1;
   }
-  return heap->NewText(std::move(out));
+  return out.TakeValue();
 }
 
 absl::StatusOr<Value> Append(const Value& self, const Arguments& arguments, JinjaHeap* heap) {
   if (!self.is_list() || self.list().is_tuple) return NoSuchMethod(self, "append");
   RETURN_IF_ERROR(arguments.Check("append", 1));
   if (arguments.positional.empty()) return absl::InvalidArgumentError("'append' takes a value");
-  RETURN_IF_ERROR(heap->ChargeBytes(sizeof(Value)));
+  RETURN_IF_ERROR(heap->ChargeBytes(2 * sizeof(Value)));
   self.list().items.push_back(arguments.positional[0]);
   return Value::MakeNone();
 }
@@ -350,12 +350,12 @@ absl::StatusOr<Value> View(const Value& self, const Arguments& arguments, JinjaH
   RETURN_IF_ERROR(arguments.Check("items", 0));
   std::vector<Value> out;
   for (const auto& [key, value] : self.dict().items) {
-    RETURN_IF_ERROR(heap->ChargeBytes(4 * sizeof(Value) + key.size()));
+    RETURN_IF_ERROR(heap->ChargeItems(2));
     if (kView == DictView::kValues) {
       out.push_back(value);
       continue;
     }
-    Value name = Value::Text(self.dict().KeyText(key));
+    ASSIGN_OR_RETURN(Value name, heap->NewKey(self.dict(), key));
     if (kView == DictView::kItems) {
       std::vector<Value> pair = {std::move(name), value};
       name = Value::List(heap->NewList(std::move(pair), /*is_tuple=*/true));

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 
 #include "coordinator/text/concat.h"
+#include "coordinator/text/jinja_writer.h"
 #include "coordinator/text/utf8.h"
 #include "kernels/base/status_macros.h"
 
@@ -110,23 +111,20 @@ absl::StatusOr<Value> Join(const JinjaList& a, const JinjaList& b, JinjaHeap* he
 // text * n and list * n.
 absl::StatusOr<Value> Repeat(const Value& what, int64_t times, JinjaHeap* heap) {
   const uint64_t n = static_cast<uint64_t>(std::max<int64_t>(times, 0));
-  const uint64_t unit =
-      what.is_string() ? what.text().cost() : what.list().items.size() * sizeof(Value);
+  if (what.is_string()) {
+    JinjaWriter text(heap);
+    RETURN_IF_ERROR(text.AppendTimes(what.text(), n));
+    return text.TakeValue();
+  }
+  const std::vector<Value>& unit = what.list().items;
   uint64_t bytes = 0;
-  if (__builtin_mul_overflow(n, unit, &bytes)) {
+  if (__builtin_mul_overflow(n, unit.size() * sizeof(Value), &bytes)) {
     return absl::ResourceExhaustedError("a repetition is too long");
   }
   RETURN_IF_ERROR(heap->ChargeBytes(bytes));
-  const uint64_t rounds = unit == 0 ? 0 : n;
-  if (what.is_string()) {
-    JinjaText text;
-    for (uint64_t i = 0; i < rounds; ++i) text.Append(what.text());
-    return Value::Text(std::move(text));
-  }
   std::vector<Value> items;
-  for (uint64_t i = 0; i < rounds; ++i) {
-    items.insert(items.end(), what.list().items.begin(), what.list().items.end());
-  }
+  for (uint64_t i = 0; i < n && !unit.empty(); ++i)
+    items.insert(items.end(), unit.begin(), unit.end());
   return Value::List(heap->NewList(std::move(items), what.list().is_tuple));
 }
 
@@ -155,22 +153,52 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item, JinjaHe
       Concat("argument of type '", container.TypeName(), "' is not iterable"));
 }
 
-// Byte offsets of the characters of `text`, and its size.
-std::vector<size_t> CharOffsets(std::string_view text) {
-  std::vector<size_t> offsets;
-  for (size_t at = 0; at < text.size(); at += CodePointAt(text, at).bytes) offsets.push_back(at);
-  offsets.push_back(text.size());
-  return offsets;
+bool IsInsideChar(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+int64_t CharCount(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return !IsInsideChar(c); });
+}
+
+// The byte offset `chars` characters on from the one at `at`, or back. REQUIRES: so many are there.
+size_t Walk(std::string_view text, size_t at, int64_t chars) {
+  for (; chars > 0; --chars) at += CodePointAt(text, at).bytes;
+  for (; chars < 0; ++chars) {
+    do --at;
+    while (IsInsideChar(text[at]));
+  }
+  return at;
+}
+
+// Characters from, from + stride, ... before `to`. REQUIRES: they are there.
+absl::StatusOr<Value> SliceOfText(const JinjaText& text, int64_t from, int64_t to, int64_t stride,
+                                  JinjaHeap* heap) {
+  JinjaWriter out(heap);
+  const std::string& bytes = text.bytes();
+  const int64_t count =
+      stride > 0 ? (to - from + stride - 1) / stride : (from - to - stride - 1) / -stride;
+  if (count <= 0) return out.TakeValue();
+  size_t at = Walk(bytes, 0, from);
+  if (stride == 1) {
+    RETURN_IF_ERROR(out.Append(text, at, Walk(bytes, at, count) - at));
+    return out.TakeValue();
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (i > 0) at = Walk(bytes, at, stride);
+    RETURN_IF_ERROR(out.Append(text, at, CodePointAt(bytes, at).bytes));
+  }
+  return out.TakeValue();
 }
 
 }  // namespace
 
 absl::StatusOr<Value> JinjaBinary(JinjaOp op, const Value& a, const Value& b, JinjaHeap* heap) {
   if (op == JinjaOp::kConcat) {
-    ASSIGN_OR_RETURN(JinjaText text, JinjaToText(a, heap));
-    ASSIGN_OR_RETURN(const JinjaText tail, JinjaToText(b, heap));
-    text.Append(tail);
-    return heap->NewText(std::move(text));
+    ASSIGN_OR_RETURN(const JinjaString left, JinjaToText(a, heap));
+    ASSIGN_OR_RETURN(const JinjaString right, JinjaToText(b, heap));
+    JinjaWriter text(heap);
+    RETURN_IF_ERROR(text.Append(*left));
+    RETURN_IF_ERROR(text.Append(*right));
+    return text.TakeValue();
   }
   RETURN_IF_ERROR(a.CheckDefined());
   RETURN_IF_ERROR(b.CheckDefined());
@@ -180,10 +208,10 @@ absl::StatusOr<Value> JinjaBinary(JinjaOp op, const Value& a, const Value& b, Ji
       return absl::InvalidArgumentError(
           Concat("can only concatenate str (not \"", b.TypeName(), "\") to str"));
     }
-    RETURN_IF_ERROR(heap->ChargeBytes(a.text().cost() + b.text().cost()));
-    JinjaText text = a.text();
-    text.Append(b.text());
-    return Value::Text(std::move(text));
+    JinjaWriter text(heap);
+    RETURN_IF_ERROR(text.Append(a.text()));
+    RETURN_IF_ERROR(text.Append(b.text()));
+    return text.TakeValue();
   }
   if (op == JinjaOp::kAdd && a.is_list() && b.is_list() && a.list().is_tuple == b.list().is_tuple) {
     return Join(a.list(), b.list(), heap);
@@ -204,16 +232,16 @@ absl::StatusOr<Value> JinjaBinary(JinjaOp op, const Value& a, const Value& b, Ji
 absl::StatusOr<Value> JinjaFormat(const Value& format, const std::vector<Value>& values,
                                   JinjaHeap* heap) {
   const std::string_view text = format.string();
-  JinjaText out;
+  JinjaWriter out(heap);
   size_t next = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t percent = std::min(text.find('%', at), text.size());
-    out.Append(format.text(), at, percent - at);
+    RETURN_IF_ERROR(out.Append(format.text(), at, percent - at));
     at = percent + 2;
     if (percent == text.size()) break;
     const char kind = at <= text.size() ? text[at - 1] : '\0';
     if (kind == '%') {
-      out.Append(format.text(), percent, 1);
+      RETURN_IF_ERROR(out.Append(format.text(), percent, 1));
       continue;
     }
     if (kind != 's' && kind != 'd' && kind != 'i') {
@@ -235,14 +263,13 @@ absl::StatusOr<Value> JinjaFormat(const Value& format, const std::vector<Value>&
       }
       value = Value::Int(value.is_float() ? static_cast<int64_t>(number) : *value.AsInt());
     }
-    ASSIGN_OR_RETURN(const JinjaText piece, JinjaToText(value, heap));
-    RETURN_IF_ERROR(heap->ChargeBytes(piece.cost()));
-    out.Append(piece);
+    ASSIGN_OR_RETURN(const JinjaString piece, JinjaToText(value, heap));
+    RETURN_IF_ERROR(out.Append(*piece));
   }
   if (next < values.size()) {
     return absl::InvalidArgumentError("not all arguments converted during string formatting");
   }
-  return heap->NewText(std::move(out));
+  return out.TakeValue();
 }
 
 absl::StatusOr<Value> JinjaNegate(const Value& value) {
@@ -299,12 +326,9 @@ absl::StatusOr<Value> JinjaItem(const Value& object, const Value& key, JinjaHeap
     if (at >= 0 && at < size) return items[at];
   } else if (index.has_value() && object.is_string()) {
     RETURN_IF_ERROR(heap->ChargeStep(object.string().size()));
-    const std::vector<size_t> offsets = CharOffsets(object.string());
-    const int64_t size = static_cast<int64_t>(offsets.size()) - 1;
+    const int64_t size = CharCount(object.string());
     const int64_t at = *index < 0 ? *index + size : *index;
-    if (at >= 0 && at < size) {
-      return heap->NewText(object.text().Slice(offsets[at], offsets[at + 1] - offsets[at]));
-    }
+    if (at >= 0 && at < size) return SliceOfText(object.text(), at, at + 1, 1, heap);
   }
   return Value::MakeUndefined(Concat(object.TypeName(), " element"));
 }
@@ -317,12 +341,8 @@ absl::StatusOr<Value> JinjaSlice(const Value& object, std::optional<int64_t> beg
     return Value::MakeUndefined(Concat(object.TypeName(), " slice"));
   }
   if (step == 0) return absl::InvalidArgumentError("slice step cannot be zero");
-  std::vector<size_t> offsets;
-  if (object.is_string()) {
-    RETURN_IF_ERROR(heap->ChargeStep(object.string().size()));
-    offsets = CharOffsets(object.string());
-  }
-  const int64_t size = object.is_string() ? static_cast<int64_t>(offsets.size()) - 1
+  if (object.is_string()) RETURN_IF_ERROR(heap->ChargeStep(object.string().size()));
+  const int64_t size = object.is_string() ? CharCount(object.string())
                                           : static_cast<int64_t>(object.list().items.size());
   // Beyond the size a stride takes one element, whatever it is; so it cannot overflow below.
   const int64_t stride = std::clamp<int64_t>(step.value_or(1), -(size + 1), size + 1);
@@ -335,17 +355,12 @@ absl::StatusOr<Value> JinjaSlice(const Value& object, std::optional<int64_t> beg
   const int64_t from = bound(begin, stride > 0 ? lowest : highest);
   const int64_t to = bound(end, stride > 0 ? highest : lowest);
 
-  JinjaText text;
+  if (object.is_string()) return SliceOfText(object.text(), from, to, stride, heap);
   std::vector<Value> items;
   for (int64_t at = from; stride > 0 ? at < to : at > to; at += stride) {
-    if (object.is_string()) {
-      text.Append(object.text(), offsets[at], offsets[at + 1] - offsets[at]);
-    } else {
-      RETURN_IF_ERROR(heap->ChargeBytes(sizeof(Value)));
-      items.push_back(object.list().items[at]);
-    }
+    RETURN_IF_ERROR(heap->ChargeBytes(sizeof(Value)));
+    items.push_back(object.list().items[at]);
   }
-  if (object.is_string()) return heap->NewText(std::move(text));
   return Value::List(heap->NewList(std::move(items), object.list().is_tuple));
 }
 

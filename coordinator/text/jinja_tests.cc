@@ -58,11 +58,14 @@ bool IsIterable(const Value& v) {
 }
 
 template <int kIndex>
-absl::StatusOr<bool> KindTest(const Value& value, const Arguments& arguments, JinjaHeap*) {
+absl::StatusOr<bool> KindTest(const Value& value, const Arguments& arguments, JinjaHeap* heap) {
   if (!arguments.positional.empty() || !arguments.keywords.empty()) {
     return absl::InvalidArgumentError(
         Concat("test '", kKinds[kIndex].first, "' takes no argument"));
   }
+  // Three copies, twice as wide, for those that look at letters.
+  constexpr bool kOfText = kKinds[kIndex].first == "lower" || kKinds[kIndex].first == "upper";
+  if (kOfText && value.is_string()) RETURN_IF_ERROR(heap->ChargeBytes(6 * value.string().size()));
   return kKinds[kIndex].second(value);
 }
 

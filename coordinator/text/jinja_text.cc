@@ -28,8 +28,6 @@ void JinjaText::Mark(size_t begin, size_t end) {
   }
 }
 
-void JinjaText::Append(const JinjaText& text) { Append(text, 0, text.size()); }
-
 void JinjaText::Append(const JinjaText& text, size_t begin, size_t bytes) {
   const size_t base = bytes_.size();
   const size_t end = begin + bytes;
@@ -40,10 +38,13 @@ void JinjaText::Append(const JinjaText& text, size_t begin, size_t bytes) {
   bytes_.append(text.bytes_, begin, bytes);
 }
 
-JinjaText JinjaText::Slice(size_t begin, size_t bytes) const {
-  JinjaText slice;
-  slice.Append(*this, begin, bytes);
-  return slice;
+uint64_t JinjaText::CostOf(size_t begin, size_t bytes) const {
+  if (bytes == 0) return 0;
+  const auto first = FirstAfter(foreign_, begin);
+  const auto last =
+      std::lower_bound(first, foreign_.end(), begin + bytes,
+                       [](const TextSpan& span, size_t offset) { return span.begin < offset; });
+  return bytes + static_cast<uint64_t>(last - first) * sizeof(TextSpan);
 }
 
 void JinjaText::AppendInPlaceOf(const JinjaText& from, size_t at, std::string_view replacement) {

@@ -30,18 +30,19 @@ class JinjaText {
   // Memory that it takes, about.
   uint64_t cost() const { return bytes_.size() + foreign_.size() * sizeof(TextSpan); }
 
-  void Append(std::string_view own) { bytes_ += own; }
-  void Append(const JinjaText& text);
-  // REQUIRES: the slice is inside.
-  void Append(const JinjaText& text, size_t begin, size_t bytes);
-  JinjaText Slice(size_t begin, size_t bytes) const;
-  // What the byte of `from` at `at` has become.
-  void AppendInPlaceOf(const JinjaText& from, size_t at, std::string_view replacement);
+  // The same of a slice. REQUIRES: it is inside.
+  uint64_t CostOf(size_t begin, size_t bytes) const;
+
   // Other bytes in the place of these: all the caller's if any was.
   JinjaText Rewritten(std::string bytes) const;
   bool IsForeign(size_t at) const;
 
  private:
+  friend class JinjaWriter;  // has it paid for before
+
+  void Append(std::string_view own) { bytes_ += own; }
+  void Append(const JinjaText& text, size_t begin, size_t bytes);
+  void AppendInPlaceOf(const JinjaText& from, size_t at, std::string_view replacement);
   void Mark(size_t begin, size_t end);
 
   std::string bytes_;

@@ -1,5 +1,6 @@
 #include "coordinator/text/jinja_value.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -7,18 +8,25 @@
 #include "absl/strings/string_view.h"
 
 #include "coordinator/text/concat.h"
+#include "coordinator/text/jinja_writer.h"
 #include "coordinator/text/utf8.h"
 #include "kernels/base/status_macros.h"
 
 namespace bitshard {
 namespace {
 
-constexpr uint64_t kMaxSteps = 1'000'000;
 // Reading 1 KiB takes about as long as a step of the interpreter does.
 constexpr uint64_t kBytesPerStep = 1024;
-// The output may have 16 MiB; what is made on the way to it, a few times that.
-constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
+// Of a list's item that is a string of its own: its place, and what it takes beside its bytes.
+constexpr uint64_t kItemBytes = 200;
+constexpr size_t kMaxShownName = 64, kMaxShownError = 4096;
 constexpr int kMaxNesting = 100;
+
+std::string_view WholeCharacters(std::string_view text, size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
+  return text.substr(0, most);
+}
 
 absl::Status TooDeep() {
   return absl::InvalidArgumentError(
@@ -26,11 +34,12 @@ absl::Status TooDeep() {
 }
 
 // repr() of Python for text: single quotes, unless it has those and no double ones.
-void AppendRepr(const JinjaText& source, JinjaText* out) {
+absl::Status AppendRepr(const JinjaText& source, JinjaWriter* out) {
   const std::string_view text = source.bytes();
   const bool use_double = text.find('\'') != text.npos && text.find('"') == text.npos;
   const char quote = use_double ? '"' : '\'';
-  out->Append(std::string_view(&quote, 1));
+  RETURN_IF_ERROR(out->Append(std::string_view(&quote, 1)));
+  size_t plain = 0;  // everything before it is out
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = CodePointAt(text, at);
     std::string escaped;
@@ -49,60 +58,60 @@ void AppendRepr(const JinjaText& source, JinjaText* out) {
         escaped.push_back("0123456789abcdef"[c.value >> 4 * i & 15]);
       }
     }
-    if (escaped.empty()) {
-      out->Append(source, at, c.bytes);
-    } else {
-      out->AppendInPlaceOf(source, at, escaped);
+    if (!escaped.empty()) {
+      RETURN_IF_ERROR(out->Append(source, plain, at - plain));
+      RETURN_IF_ERROR(out->AppendInPlaceOf(source, at, escaped));
+      plain = at + c.bytes;
     }
     at += c.bytes;
   }
-  out->Append(std::string_view(&quote, 1));
+  RETURN_IF_ERROR(out->Append(source, plain, text.size() - plain));
+  return out->Append(std::string_view(&quote, 1));
 }
 
 absl::Status AppendValue(const JinjaValue& value, bool repr, int depth, JinjaHeap* heap,
-                         JinjaText* out) {
+                         JinjaWriter* out);
+
+absl::Status AppendList(const JinjaList& list, int depth, JinjaHeap* heap, JinjaWriter* out) {
+  RETURN_IF_ERROR(out->Append(list.is_tuple ? "(" : "["));
+  for (size_t i = 0; i < list.items.size(); ++i) {
+    if (i > 0) RETURN_IF_ERROR(out->Append(", "));
+    RETURN_IF_ERROR(AppendValue(list.items[i], /*repr=*/true, depth + 1, heap, out));
+  }
+  if (list.is_tuple && list.items.size() == 1) RETURN_IF_ERROR(out->Append(","));
+  return out->Append(list.is_tuple ? ")" : "]");
+}
+
+absl::Status AppendDict(const JinjaDict& dict, int depth, JinjaHeap* heap, JinjaWriter* out) {
+  RETURN_IF_ERROR(out->Append("{"));
+  bool first = true;
+  for (const auto& [key, item] : dict.items) {
+    if (!first) RETURN_IF_ERROR(out->Append(", "));
+    first = false;
+    RETURN_IF_ERROR(heap->ChargeStep(key.size()));
+    ASSIGN_OR_RETURN(const JinjaValue name, heap->NewKey(dict, key));
+    RETURN_IF_ERROR(AppendRepr(name.text(), out));
+    RETURN_IF_ERROR(out->Append(": "));
+    RETURN_IF_ERROR(AppendValue(item, /*repr=*/true, depth + 1, heap, out));
+  }
+  return out->Append("}");
+}
+
+absl::Status AppendValue(const JinjaValue& value, bool repr, int depth, JinjaHeap* heap,
+                         JinjaWriter* out) {
   if (depth > kMaxNesting) return TooDeep();
   RETURN_IF_ERROR(heap->ChargeStep(value.is_string() ? value.string().size() : 0));
-  if (value.is_undefined()) {
-    if (repr) out->Append("Undefined");
-  } else if (value.is_none()) {
-    out->Append("None");
-  } else if (value.is_bool()) {
-    out->Append(value.Truthy() ? "True" : "False");
-  } else if (value.is_int()) {
-    out->Append(std::to_string(*value.AsInt()));
-  } else if (value.is_float()) {
-    out->Append(JinjaFloatRepr(value.AsDouble()));
-  } else if (value.is_string()) {
-    if (repr) {
-      AppendRepr(value.text(), out);
-    } else {
-      out->Append(value.text());
-    }
-  } else if (value.is_list()) {
-    const JinjaList& list = value.list();
-    out->Append(list.is_tuple ? "(" : "[");
-    for (size_t i = 0; i < list.items.size(); ++i) {
-      if (i > 0) out->Append(", ");
-      RETURN_IF_ERROR(AppendValue(list.items[i], /*repr=*/true, depth + 1, heap, out));
-    }
-    if (list.is_tuple && list.items.size() == 1) out->Append(",");
-    out->Append(list.is_tuple ? ")" : "]");
-  } else if (value.is_dict()) {
-    out->Append("{");
-    bool first = true;
-    for (const auto& [key, item] : value.dict().items) {
-      if (!first) out->Append(", ");
-      first = false;
-      AppendRepr(value.dict().KeyText(key), out);
-      out->Append(": ");
-      RETURN_IF_ERROR(AppendValue(item, /*repr=*/true, depth + 1, heap, out));
-    }
-    out->Append("}");
-  } else {
-    out->Append("<function>");
+  if (value.is_undefined()) return out->Append(repr ? "Undefined" : "");
+  if (value.is_none()) return out->Append("None");
+  if (value.is_bool()) return out->Append(value.Truthy() ? "True" : "False");
+  if (value.is_int()) return out->Append(std::to_string(*value.AsInt()));
+  if (value.is_float()) return out->Append(JinjaFloatRepr(value.AsDouble()));
+  if (value.is_string()) {
+    return repr ? AppendRepr(value.text(), out) : out->Append(value.text());
   }
-  return absl::OkStatus();
+  if (value.is_list()) return AppendList(value.list(), depth, heap, out);
+  if (value.is_dict()) return AppendDict(value.dict(), depth, heap, out);
+  return out->Append("<function>");
 }
 
 absl::StatusOr<bool> Equals(const JinjaValue& a, const JinjaValue& b, int depth, JinjaHeap* heap) {
@@ -142,6 +151,10 @@ absl::StatusOr<bool> Equals(const JinjaValue& a, const JinjaValue& b, int depth,
 
 }  // namespace
 
+std::string JinjaShown(std::string_view text) {
+  return std::string(WholeCharacters(text, kMaxShownError));
+}
+
 // The shortest digits that read back the same; exponents from 1e16 and below 1e-4.
 std::string JinjaFloatRepr(double v) {
   if (std::isnan(v)) return "nan";
@@ -157,8 +170,10 @@ std::string JinjaFloatRepr(double v) {
 }
 
 JinjaValue JinjaValue::MakeUndefined(std::string_view name) {
-  return JinjaValue(std::in_place_type<Undefined>,
-                    Undefined{std::make_shared<const std::string>(name)});
+  // A key may be of any length.
+  return JinjaValue(
+      std::in_place_type<Undefined>,
+      Undefined{std::make_shared<const std::string>(WholeCharacters(name, kMaxShownName))});
 }
 
 double JinjaValue::AsDouble() const {
@@ -232,23 +247,38 @@ JinjaDict* JinjaHeap::NewDict() { return &dicts_.emplace_back(); }
 
 absl::Status JinjaHeap::ChargeStep(uint64_t bytes_read) {
   steps_ += 1 + bytes_read / kBytesPerStep;
-  if (steps_ <= kMaxSteps) return absl::OkStatus();
+  if (steps_ <= limits_.steps) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      Concat("the template runs for more than ", kMaxSteps, " steps; an endless loop?"));
+      Concat("the template runs for more than ", limits_.steps, " steps; an endless loop?"));
 }
 
 absl::Status JinjaHeap::ChargeBytes(uint64_t bytes) {
-  if (bytes <= kMaxBytes && bytes_ + bytes <= kMaxBytes) {
+  if (bytes <= limits_.bytes && bytes_ + bytes <= limits_.bytes) {
     bytes_ += bytes;
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
-      Concat("the template makes more than ", kMaxBytes, " bytes of values"));
+      Concat("the template makes more than ", limits_.bytes, " bytes of values"));
+}
+
+absl::Status JinjaHeap::ChargeItems(uint64_t items) {
+  return ChargeBytes(items > limits_.bytes ? items : items * kItemBytes);
 }
 
 absl::StatusOr<JinjaValue> JinjaHeap::NewText(JinjaText text) {
   RETURN_IF_ERROR(ChargeBytes(text.cost()));
   return JinjaValue::Text(std::move(text));
+}
+
+absl::StatusOr<JinjaValue> JinjaHeap::NewSlice(const JinjaText& text, size_t begin, size_t bytes) {
+  JinjaWriter slice(this);
+  RETURN_IF_ERROR(slice.Append(text, begin, bytes));
+  return slice.TakeValue();
+}
+
+absl::StatusOr<JinjaValue> JinjaHeap::NewKey(const JinjaDict& dict, const std::string& key) {
+  RETURN_IF_ERROR(ChargeBytes(key.size() + sizeof(TextSpan)));
+  return JinjaValue::Text(dict.KeyText(key));
 }
 
 absl::StatusOr<bool> JinjaEquals(const JinjaValue& a, const JinjaValue& b, JinjaHeap* heap) {
@@ -271,10 +301,14 @@ absl::StatusOr<bool> JinjaLess(const JinjaValue& a, const JinjaValue& b, JinjaHe
       Concat("'", a.TypeName(), "' and '", b.TypeName(), "' have no order"));
 }
 
-absl::StatusOr<JinjaText> JinjaToText(const JinjaValue& value, JinjaHeap* heap) {
-  JinjaText out;
+absl::StatusOr<JinjaString> JinjaToText(const JinjaValue& value, JinjaHeap* heap) {
+  if (value.is_string()) {
+    RETURN_IF_ERROR(heap->ChargeStep(value.string().size()));
+    return value.shared_text();
+  }
+  JinjaWriter out(heap);
   RETURN_IF_ERROR(AppendValue(value, /*repr=*/false, /*depth=*/0, heap, &out));
-  return out;
+  return out.TakeValue().shared_text();
 }
 
 }  // namespace bitshard

@@ -52,6 +52,10 @@ class JinjaValue {
     return JinjaValue(std::in_place_type<JinjaString>,
                       std::make_shared<const JinjaText>(std::move(v)));
   }
+  // The same text as another value's.
+  static JinjaValue Shared(JinjaString v) {
+    return JinjaValue(std::in_place_type<JinjaString>, std::move(v));
+  }
   // The template's own text.
   static JinjaValue String(std::string v) { return Text(JinjaText(std::move(v))); }
   static JinjaValue List(JinjaList* v) { return JinjaValue(std::in_place_type<JinjaList*>, v); }
@@ -77,6 +81,7 @@ class JinjaValue {
 
   // REQUIRES: the kind.
   const JinjaText& text() const { return *std::get<JinjaString>(value_); }
+  const JinjaString& shared_text() const { return std::get<JinjaString>(value_); }
   const std::string& string() const { return text().bytes(); }
   JinjaList& list() const { return *std::get<JinjaList*>(value_); }
   JinjaDict& dict() const { return *std::get<JinjaDict*>(value_); }
@@ -118,6 +123,8 @@ struct JinjaDict {
   void Set(std::string_view key, JinjaValue value);
   // REQUIRES: the key is there.
   void Erase(std::string_view key);
+  // Memory that a new item takes, about.
+  static uint64_t CostOf(std::string_view key) { return 200 + 2 * key.size(); }
   JinjaText KeyText(const std::string& key) const {
     return foreign_keys ? JinjaText::Foreign(key) : JinjaText(key);
   }
@@ -131,9 +138,18 @@ struct JinjaMacro {
   size_t outer_end = 0;
 };
 
+// What one rendering may use up.
+struct JinjaLimits {
+  uint64_t steps = 1'000'000;
+  // The output may have 16 MiB; what is made on the way to it, a few times that.
+  uint64_t bytes = uint64_t{256} << 20;
+};
+
 // Owns the lists and dicts of one rendering and counts what the rendering uses up.
 class JinjaHeap {
  public:
+  explicit JinjaHeap(const JinjaLimits& limits = {}) : limits_(limits) {}
+
   JinjaList* NewList(std::vector<JinjaValue> items = {}, bool is_tuple = false);
   JinjaDict* NewDict();
   const JinjaMacro* NewMacro(const JinjaMacro& macro) { return &macros_.emplace_back(macro); }
@@ -141,15 +157,21 @@ class JinjaHeap {
   // Both are asked before the work, and are RESOURCE_EXHAUSTED when the rendering has had its
   // share. One step, and as many more as reading so many bytes is worth.
   absl::Status ChargeStep(uint64_t bytes_read = 0);
-  // Memory for new strings and lists; never given back.
+  // Memory for new strings and lists; never given back. Longer texts are made with a JinjaWriter.
   absl::Status ChargeBytes(uint64_t bytes);
-  // A new string, charged.
+  // Memory for so many new items of a list that are strings of their own, their bytes left out.
+  absl::Status ChargeItems(uint64_t items);
+  // A string that is there already, charged.
   absl::StatusOr<JinjaValue> NewText(JinjaText text);
   absl::StatusOr<JinjaValue> NewString(std::string own) {
     return NewText(JinjaText(std::move(own)));
   }
+  // A part of a string, and a dict's key as a string.
+  absl::StatusOr<JinjaValue> NewSlice(const JinjaText& text, size_t begin, size_t bytes);
+  absl::StatusOr<JinjaValue> NewKey(const JinjaDict& dict, const std::string& key);
 
  private:
+  const JinjaLimits limits_;
   std::deque<JinjaList> lists_;
   std::deque<JinjaDict> dicts_;
   std::deque<JinjaMacro> macros_;
@@ -161,13 +183,17 @@ class JinjaHeap {
 // INVALID_ARGUMENT when nested too deeply.
 absl::StatusOr<bool> JinjaEquals(const JinjaValue& a, const JinjaValue& b, JinjaHeap* heap);
 
+// What of a text may stand in an error: its begin, whole characters.
+std::string JinjaShown(std::string_view text);
+
 // repr() of a float: the shortest digits that read back the same.
 std::string JinjaFloatRepr(double v);
 
 // Python's a < b; INVALID_ARGUMENT for kinds without an order.
 absl::StatusOr<bool> JinjaLess(const JinjaValue& a, const JinjaValue& b, JinjaHeap* heap);
 
-// str(value): what {{ value }} prints. Undefined prints as nothing.
-absl::StatusOr<JinjaText> JinjaToText(const JinjaValue& value, JinjaHeap* heap);
+// str(value): what {{ value }} prints. Undefined prints as nothing. A string's own text is not
+// copied.
+absl::StatusOr<JinjaString> JinjaToText(const JinjaValue& value, JinjaHeap* heap);
 
 }  // namespace bitshard

@@ -25,6 +25,10 @@ constexpr size_t kMaxName = 256;
 // and a model may write many parameters.
 class Schemas {
  public:
+  // The answer has ended in the middle of a value, so what is read again of it has no complete one.
+  // Without that every call that is begun in it would be read to the end, for each of them anew.
+  bool no_value_ends = false;
+
   explicit Schemas(std::shared_ptr<const std::vector<ChatTool>> tools) : tools_(std::move(tools)) {}
 
   // "string", "integer", ...; several when it allows several, none when it says nothing.
@@ -130,7 +134,10 @@ class Reader final : public CallReader {
     return State::kBad;
   }
 
-  State Finish(OutputPieces*) override { return at_ == At::kClose ? State::kDone : State::kBad; }
+  State Finish(OutputPieces*) override {
+    schemas_->no_value_ends |= at_ == At::kValue;
+    return at_ == At::kClose ? State::kDone : State::kBad;
+  }
 
  private:
   enum class At { kFunction, kName, kInside, kKey, kValue, kClose };
@@ -166,7 +173,7 @@ class Reader final : public CallReader {
     if (at_ == At::kKey) {
       key_ = std::exchange(word_, "");
       value_.clear();
-      return Next(At::kValue);
+      return schemas_->no_value_ends ? State::kBad : Next(At::kValue);
     }
     name_ = std::exchange(word_, "");
     out->BeginCall(name_, "", unread_);

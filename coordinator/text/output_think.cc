@@ -60,13 +60,15 @@ class Parser final : public OutputParser {
         answer_.push_back(c);
         return;
       case At::kStart: {
-        held_.push_back(c);
-        const std::string_view word = Word();
+        if (HoldBlank(c)) return;
+        const std::string_view word = std::string_view(held_).substr(blanks_);
         if (word == kOpen) {
+          blanks_ = 0;
           out->Markup(std::exchange(held_, ""));
           at_ = At::kReasoningBegins;
         } else if (!kOpen.starts_with(word)) {  // an answer without reasoning
           answer_ += std::exchange(held_, "");
+          blanks_ = 0;
           at_ = At::kAnswer;
         }
         return;
@@ -85,18 +87,19 @@ class Parser final : public OutputParser {
         }
         return;
       case At::kAnswerBegins: {
-        held_.push_back(c);
-        const std::string_view word = Word();
+        if (HoldBlank(c)) return;
+        const std::string_view word = std::string_view(held_).substr(blanks_);
         if (answer_tags_ && word == kAnswer) {
           out->Markup(std::exchange(held_, ""));
+          blanks_ = 0;
           answer_tags_ = false;
           tagged_ = true;
           return;
         }
-        if (word.empty() || (answer_tags_ && kAnswer.starts_with(word))) return;
-        const size_t blank = held_.size() - word.size();
-        out->Markup(std::string_view(held_).substr(0, blank));
-        const std::string rest = std::exchange(held_, "").substr(blank);
+        if (answer_tags_ && kAnswer.starts_with(word)) return;
+        out->Markup(std::string_view(held_).substr(0, blanks_));
+        const std::string rest = std::exchange(held_, "").substr(blanks_);
+        blanks_ = 0;
         at_ = tagged_ ? At::kTaggedAnswer : At::kAnswer;
         for (const char again : rest) PushByte(again, out);
         return;
@@ -110,6 +113,14 @@ class Parser final : public OutputParser {
         }
         return;
     }
+  }
+
+  // Holds c back. True when it is white space and so is all before it, of which there may be much.
+  bool HoldBlank(char c) {
+    held_.push_back(c);
+    if (blanks_ + 1 != held_.size() || !IsJsonSpace(c)) return false;
+    ++blanks_;
+    return true;
   }
 
   // What is held back, less the white space before it.
@@ -158,6 +169,7 @@ class Parser final : public OutputParser {
   bool tagged_ = false;
   At at_ = At::kStart;
   std::string held_;
+  size_t blanks_ = 0;  // at the begin of held_, while the begin of something is looked for
   std::string answer_;
 };
 

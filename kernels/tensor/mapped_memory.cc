@@ -99,6 +99,16 @@ void UnmapMemory(uint8_t* memory) {
   munmap(mapping.outer, mapping.outer_bytes);
 }
 
+void TouchPages(uint8_t* begin, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += PageBytes()) {
+    volatile uint8_t* const byte = begin + at;
+    *byte = *byte;
+  }
+  if (bytes == 0) return;
+  volatile uint8_t* const last = begin + bytes - 1;  // it may lie on a page of its own
+  *last = *last;
+}
+
 std::vector<MappedMemory> MappedMemories() {
   Table& table = GetTable();
   std::lock_guard<std::mutex> lock(table.mu);
@@ -126,11 +136,6 @@ uint8_t* MemoryArena::Allocate(size_t bytes) {
   return memory;
 }
 
-void MemoryArena::Touch() {
-  for (size_t at = 0; at < used_; at += PageBytes()) {
-    volatile uint8_t* const byte = memory_ + at;
-    *byte = *byte;
-  }
-}
+void MemoryArena::Touch() { TouchPages(memory_, used_); }
 
 }  // namespace bitshard

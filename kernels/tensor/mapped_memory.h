@@ -28,6 +28,10 @@ struct MappedMemory {
 uint8_t* MapMemory(MemoryPart part, size_t bytes);
 void UnmapMemory(uint8_t* memory);  // null is fine
 
+// Takes the host's memory for the pages of [begin, begin + bytes) that have none yet; what they
+// hold stays. Nobody writes there meanwhile.
+void TouchPages(uint8_t* begin, size_t bytes);
+
 // All that is mapped now, by address.
 std::vector<MappedMemory> MappedMemories();
 

@@ -93,6 +93,7 @@ TEST(CoordinatorMetrics, AnEndedRequestIsCountedOnceInEverything) {
   summary.prompt_tokens = 7;
   summary.cached_tokens = 2;
   summary.completion_tokens = 2;
+  summary.longest_choice = 2;
   summary.max_tokens = 2;
   summary.preemptions = 1;
   summary.frontend = absl::Milliseconds(1);
@@ -121,6 +122,23 @@ TEST(CoordinatorMetrics, AnEndedRequestIsCountedOnceInEverything) {
   EXPECT_NEAR(phases, 0.039, 1e-9);
   EXPECT_EQ(Value(page, "bitshard_time_to_first_token_seconds_count"), 1);
   EXPECT_EQ(Value(page, "bitshard_ended_without_token_total"), 0);
+}
+
+TEST(CoordinatorMetrics, ARequestOfSeveralChoicesIsOneRequest) {
+  CoordinatorMetrics metrics(Info());
+  RequestSummary summary;
+  summary.choices = 3;
+  summary.completion_tokens = 12;
+  summary.longest_choice = 5;
+  summary.after_first_token = absl::Milliseconds(8);
+  metrics.Ended(summary);
+  const std::string page = metrics.Page();
+  EXPECT_EQ(Value(page, "bitshard_request_params_n_sum"), 3);
+  EXPECT_EQ(Value(page, "bitshard_request_params_n_count"), 1);
+  EXPECT_EQ(Value(page, "bitshard_request_generation_tokens_sum"), 12);
+  EXPECT_EQ(Value(page, "bitshard_request_max_num_generation_tokens_sum"), 5);
+  EXPECT_NEAR(Value(page, "bitshard_request_time_per_output_token_seconds_sum"), 0.002, 1e-9);
+  EXPECT_EQ(Value(page, "bitshard_e2e_request_latency_seconds_count"), 1);
 }
 
 TEST(CoordinatorMetrics, TheLedgersOfFrontendAndEngineAddUp) {

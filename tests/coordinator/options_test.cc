@@ -82,6 +82,9 @@ TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
   EXPECT_THAT(Refusal("kv_cache_bytes", "lots"), HasSubstr("512MiB"));
   EXPECT_THAT(Refusal("token_budget", "0"), HasSubstr("--token-budget"));
   EXPECT_THAT(Refusal("max_running", "-1"), HasSubstr("--max-running"));
+  EXPECT_THAT(Refusal("max_running", "257"),
+              HasSubstr("--max-running=257: more than --token-budget=256"));
+  EXPECT_THAT(Refusal("token_budget", "63"), HasSubstr("--max-running=64"));
   EXPECT_THAT(Refusal("max_waiting", "0"), HasSubstr("--max-waiting=0: must be 1 to"));
   EXPECT_THAT(Refusal("stall_timeout", "1ms"), HasSubstr("--stall-timeout"));
   EXPECT_THAT(Refusal("itl_slo", "-1ms"), HasSubstr("--itl-slo"));

@@ -260,7 +260,6 @@ class MixedRequestsTest(unittest.TestCase):
         with Service(golden_model("tiny-llama-q"), workers=2, coordinator_flags=flags,
                      worker_flags=["--metrics-port=0"]) as service:
             port = service.ports["metrics_port"]
-            self._first_tokens(service, port)
             before = Page(port)
             scraper = Scraper(port)
             codes = self._mixed(service, rng, REQUESTS)
@@ -277,25 +276,6 @@ class MixedRequestsTest(unittest.TestCase):
             self._endings(page, before, codes)
             self._sums(page)
             self._workers(workers)
-
-    def _first_tokens(self, service, port):
-        """Requests one by one: the client's time to the first token beside the server's. Printed only."""
-        before = Page(port)
-        times = []
-        for i in range(100):
-            begin = time.monotonic()
-            stream = Stream(service.inference, pb.GenerateRequest(
-                tokens=pb.TokenIds(ids=[7 + (i + k) % 500 for k in range(64)]), max_tokens=4, stop=pb.Stopping(ignore_eos=True)))
-            stream.join()
-            self.assertEqual(stream.code, grpc.StatusCode.OK, stream.details)
-            times.append(next(at for at, count in stream.messages if count) - begin)
-        page = Page(port)
-        name = "bitshard_time_to_first_token_seconds"
-        mean = (page.sum(name + "_sum") - before.sum(name + "_sum")) / len(times)
-        self.assertEqual(page.sum(name + "_count") - before.sum(name + "_count"), len(times))
-        client = sorted(times)[len(times) // 2]
-        print(f"time to first token: client p50 {1e3 * client:.2f} ms, mean {1e3 * sum(times) / len(times):.2f} ms; "
-              f"server p50 {1e3 * page.quantile(name, 0.5, before):.2f} ms (from buckets), mean {1e3 * mean:.2f} ms")
 
     def _mixed(self, service, rng, requests):
         codes, live, lock = collections.Counter(), threading.Semaphore(AT_ONCE), threading.Lock()

@@ -1,5 +1,5 @@
-"""A thousand random requests with random cancels and deadlines against two worker processes: each ends with exactly one
-status, a stream has no gap, and at the end every block is back and the accounting adds up."""
+"""A thousand random requests of one to five choices with random cancels and deadlines against two worker processes: each
+ends with exactly one status, a stream has no gap, and at the end every block is back and the accounting adds up."""
 
 import collections
 import os
@@ -40,7 +40,7 @@ class RandomRequestsTest(unittest.TestCase):
                 request = pb.GenerateRequest(
                     request_id=f"random-{i}",
                     tokens=pb.TokenIds(ids=[rng.randrange(7, 512) for _ in range(rng.randint(1, 200))]),
-                    max_tokens=rng.randint(1, 40),
+                    max_tokens=rng.randint(1, 40), choices=rng.choice([1, 1, 1, 2, 5]),
                     sampling=pb.Sampling(temperature=rng.choice([0, 0.7, 1.5]), top_k=rng.choice([0, 1, 20]),
                                          top_p=rng.choice([1, 0.9]), seed=i),
                     stop=pb.Stopping(ignore_eos=rng.random() < 0.5, strings=["e "] if rng.random() < 0.1 else []))
@@ -63,7 +63,8 @@ class RandomRequestsTest(unittest.TestCase):
             for stream in streams:
                 self.assertEqual(stream.gaps, [], stream.request.request_id)
                 if stream.code == grpc.StatusCode.OK:
-                    self.assertIsNotNone(stream.finished, stream.request.request_id)
+                    ends = [choice.finished is not None for choice in stream.choices.values()]
+                    self.assertEqual(ends, [True] * stream.request.choices, stream.request.request_id)
                 elif stream.finished is not None:  # the client's own cancel or deadline came between the end and the status
                     self.assertIn(stream.code, (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED))
 

@@ -34,14 +34,16 @@ struct Cell {
   std::vector<double> shares = {};  // empty: equal
   int threads_per_rank = 1;
   internal::NumericsOptions::CacheType cache = internal::NumericsOptions::CACHE_TYPE_BF16;
-  bool edits = false;  // of the logits, in the requests
+  bool edits = false;        // of the logits, in the requests
+  uint32_t break_every = 0;  // tokens after which each stream breaks and is resumed; 0 = never
 
   std::string Name() const {
     std::string isa_names;
     for (Isa isa : isas) isa_names += " " + std::string(IsaName(isa));
     return absl::StrCat("workers ", workers, batch ? ", batch of 32" : ", alone",
                         ", prefill chunk ", prefill_chunk, ", threads ", threads_per_rank,
-                        isa_names, shares.empty() ? "" : ", uneven shares");
+                        isa_names, shares.empty() ? "" : ", uneven shares",
+                        break_every == 0 ? "" : absl::StrCat(", broken every ", break_every));
   }
 };
 
@@ -116,8 +118,14 @@ std::vector<Transcript> RunCell(TestModel& model, ThreadGroup& group, const Cell
   EngineRunOptions run;
   run.concurrent = cell.batch ? kRequests : 1;
   run.prefill_chunk = cell.prefill_chunk;
+  run.break_every = cell.break_every;
+  uint32_t breaks = 0;
+  run.breaks = &breaks;
   auto transcripts = RunThroughEngine(model, group, requests, run);
   CHECK_OK(transcripts.status());
+  if (cell.break_every > 0) {
+    EXPECT_GT(breaks, requests.size()) << cell.Name();
+  }
   return *std::move(transcripts);
 }
 
@@ -171,7 +179,7 @@ TEST_P(SameBits, InEveryCellOfWorkersBatchAndPrefillChunk) {
   EXPECT_EQ(cells, 32);
 }
 
-TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
+TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenSharesAndBreaks) {
   auto model = TestModel::Open(GetParam().path, GetParam().tokenizer_of);
   ASSERT_TRUE(model.ok()) << model.status();
   Cell reference_cell;
@@ -210,6 +218,14 @@ TEST_P(SameBits, OnEveryIsaMixedAcrossRanksThreadsAndUnevenShares) {
   spread.batch = true;
   spread.prefill_chunk = 64;
   cells.push_back(spread);
+  Cell broken;  // streams that break again and again
+  broken.batch = true;
+  broken.break_every = 2;
+  cells.push_back(broken);
+  broken.batch = false;
+  broken.workers = 3;
+  broken.prefill_chunk = 7;
+  cells.push_back(broken);
   for (Cell& cell : cells) {
     cell.edits = GetParam().edits;
     auto group = ThreadGroup::Create(**model, GroupOptions(cell, GetParam().activations));

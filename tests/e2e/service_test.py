@@ -276,13 +276,9 @@ class ServiceTest(unittest.TestCase):
 
     def test_what_is_not_built_says_what_is(self):
         with self.assertRaises(grpc.RpcError) as raised:
-            self.stub.Embed(pb.EmbedRequest(texts=["x"]))
+            self.stub.Complete(pb.CompleteRequest(text="x", max_tokens=1, adapter="a-style"))
         self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
-        self.assertIn("Generate", raised.exception.details())
-        with self.assertRaises(grpc.RpcError) as raised:
-            self.stub.Complete(pb.CompleteRequest(text="x", max_tokens=1, choices=2))
-        self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
-        self.assertIn("choices", raised.exception.details())
+        self.assertIn("adapter", raised.exception.details())
 
     def test_context_overflow_is_refused(self):
         with self.assertRaises(grpc.RpcError) as raised:

@@ -1,5 +1,6 @@
 // Same bits under constraints: tokens, text and log-probabilities of constrained requests are equal
-// on 1, 2 and 3 ranks, with one and two plans outstanding, alone and in a batch with free ones.
+// on 1, 2 and 3 ranks, with one and two plans outstanding, alone and in a batch with free ones, and
+// when their streams break and are resumed.
 #include <memory>
 #include <random>
 #include <string>
@@ -76,15 +77,20 @@ TEST(StructuredBits, EqualOverRanksDepthsAndBatches) {
         EngineRunOptions run;
         run.concurrent = concurrent;
         run.async_depth = depth;
+        // Streams that break in the middle of their grammars.
+        if (world == 2) run.break_every = depth + concurrent / 8;
+        uint32_t breaks = 0;
+        run.breaks = &breaks;
         auto transcripts = RunThroughEngine(**model, **group, requests, run);
         CHECK_OK(transcripts.status());
+        EXPECT_EQ(breaks > requests.size(), run.break_every > 0) << breaks;
         if (reference.empty()) reference = *transcripts;
         for (size_t i = 0; i < requests.size(); ++i) {
           EXPECT_TRUE((*transcripts)[i].status.ok()) << (*transcripts)[i].status;
           EXPECT_TRUE((*transcripts)[i].SameBits(reference[i]))
               << "world " << world << " depth " << depth << " concurrent " << concurrent
-              << " request " << i << "\n  got       " << (*transcripts)[i].DebugString()
-              << "\n  reference " << reference[i].DebugString();
+              << " broken every " << run.break_every << " request " << i << "\n  got       "
+              << (*transcripts)[i].DebugString() << "\n  reference " << reference[i].DebugString();
         }
       }
     }

@@ -82,12 +82,13 @@ _RESERVED = [
     (r"(cuda|nccl|cublas|cooperative_groups)[^/]*\.h", "CUDA",
      ["kernels/cuda/", "worker/collective/nccl.cc", "tests/support/"]),
     (r"(grpc|grpcpp|grpc\+\+)/|.*\.grpc\.pb\.h$|proto/status_map\.h$", "gRPC",
-     ["proto/status_map.*", "coordinator/frontend/", "coordinator/fleet/", "worker/service/", "tests/"] + _MAINS),
+     ["proto/status_map.*", "coordinator/frontend/", "coordinator/fleet/", "worker/service/", "docs/clients/", "tests/"] +
+     _MAINS),
     (r"nlohmann/", "JSON",
      ["coordinator/checkpoint/", "coordinator/text/", "coordinator/tools/", "coordinator/frontend/kserve*", "tests/"]),
     (r"prometheus/", "Prometheus", ["kernels/base/metric_page.cc", "tests/"]),
     (r"(spdlog|fmt)/", "spdlog (use kernels/base/log.h)", ["kernels/base/log.h", "kernels/base/log.cc"]),
-    (r"google/protobuf/|proto/.*\.pb\.h$", "protobuf", ["proto/", "coordinator/", "worker/", "tests/"]),
+    (r"google/protobuf/|proto/.*\.pb\.h$", "protobuf", ["proto/", "coordinator/", "worker/", "docs/clients/", "tests/"]),
     (r"pcre2", "PCRE2", ["coordinator/text/", "coordinator/checkpoint/name_pattern.cc", "tests/"]),
     (r"unicode/", "ICU", ["coordinator/text/", "tests/"]),
     (r"(gtest|gmock|benchmark)/", "test libraries", ["tests/"]),
@@ -176,7 +177,8 @@ def file_names(tree):
     """Files of code are named like_this.cc, tests like_this_test.cc under tests/."""
     for path in sorted(tree):
         name = os.path.basename(path)
-        if path.endswith(CODE) and name != "BUILD.bazel" and not re.fullmatch(r"[a-z][a-z0-9_]*\.[a-z]+", name):
+        fixed = name in ("BUILD.bazel", "__init__.py")  # by Bazel and Python
+        if path.endswith(CODE) and not fixed and not re.fullmatch(r"[a-z][a-z0-9_]*\.[a-z]+", name):
             yield f"{path}: name it like_this"
         is_test = name.endswith(("_test.cc", "_bench.cc", "_test.py")) and name != "self_test.cc"  # that one ships
         if is_test and not path.startswith("tests/"):

@@ -1,13 +1,17 @@
 #include "tests/support/engine_run.h"
 
+#include <algorithm>
 #include <bit>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 
 #include "coordinator/engine/engine_metrics.h"
 #include "kernels/base/status_macros.h"
@@ -32,43 +36,75 @@ bool SameLogprobs(const std::vector<TokenLogprobs>& a, const std::vector<TokenLo
   return true;
 }
 
-// Counts the requests that are in the engine.
+// The requests that are in the engine, and those whose streams broke and that are to go on.
 struct Gate {
   std::mutex mu;
   std::condition_variable changed;
   uint32_t live = 0;
+  std::deque<size_t> broken;
+};
+
+// When a stream breaks.
+struct Break {
+  Engine* engine = nullptr;
+  const GenerateRequest* request = nullptr;
+  size_t place = 0;     // among the requests
+  uint32_t tokens = 0;  // that come before it; 0 = never
 };
 
 class TranscriptSink : public RequestSink {
  public:
-  TranscriptSink(Transcript* out, Gate* gate) : out_(out), gate_(gate) {}
+  // `out`: one a choice.
+  TranscriptSink(absl::Span<Transcript> out, uint32_t first_choice, const Break& to_break,
+                 Gate* gate)
+      : out_(out), first_choice_(first_choice), break_(to_break), gate_(gate) {}
   void OnDelta(TokenDelta delta) override {
-    out_->tokens.insert(out_->tokens.end(), delta.tokens.begin(), delta.tokens.end());
-    out_->logprobs.insert(out_->logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
-    out_->scores.insert(out_->scores.end(), delta.prompt_logprobs.begin(),
-                        delta.prompt_logprobs.end());
-    out_->text += delta.text;
+    Transcript& out = out_[delta.choice - first_choice_];
+    out.tokens.insert(out.tokens.end(), delta.tokens.begin(), delta.tokens.end());
+    out.logprobs.insert(out.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    out.scores.insert(out.scores.end(), delta.prompt_logprobs.begin(), delta.prompt_logprobs.end());
+    out.text += delta.text;
+    if (++deltas_ == break_.tokens)
+      break_.engine->Abort(break_.request->caller, break_.request->request_id);
+  }
+  void OnChoiceEnd(RequestEnd end) override {
+    out_[end.choice - first_choice_].text += end.tail_text;
   }
   void OnEnd(RequestEnd end) override {
-    out_->status = end.status;
-    out_->scores.insert(out_->scores.end(), end.scores.begin(), end.scores.end());
-    out_->cached_tokens = end.cached_tokens;
-    out_->text += end.tail_text;
+    if (absl::IsCancelled(end.status)) {
+      std::lock_guard<std::mutex> lock(gate_->mu);
+      gate_->broken.push_back(break_.place);
+      gate_->changed.notify_all();
+      return;
+    }
+    for (Transcript& out : out_) {
+      out.status = end.status;
+      out.cached_tokens = end.cached_tokens;
+    }
+    Transcript& out = out_[end.status.ok() ? end.choice - first_choice_ : 0];
+    out.scores.insert(out.scores.end(), end.scores.begin(), end.scores.end());
+    out.embedding = std::move(end.embedding);
+    out.text += end.tail_text;
     std::lock_guard<std::mutex> lock(gate_->mu);
     --gate_->live;
     gate_->changed.notify_all();
   }
 
  private:
-  Transcript* out_;
-  Gate* gate_;
+  const absl::Span<Transcript> out_;
+  const uint32_t first_choice_;
+  const Break break_;
+  Gate* const gate_;
+  uint32_t deltas_ = 0;
 };
 
 }  // namespace
 
 bool Transcript::SameBits(const Transcript& other) const {
   return status == other.status && tokens == other.tokens && text == other.text &&
-         SameLogprobs(logprobs, other.logprobs) && SameLogprobs(scores, other.scores);
+         SameLogprobs(logprobs, other.logprobs) && SameLogprobs(scores, other.scores) &&
+         std::equal(embedding.begin(), embedding.end(), other.embedding.begin(),
+                    other.embedding.end(), SameFloat);
 }
 
 std::string Transcript::DebugString() const {
@@ -91,25 +127,51 @@ absl::StatusOr<std::vector<Transcript>> RunThroughEngine(
   engine_options.max_running = group.options().max_slots;
   engine_options.context_tokens = static_cast<uint32_t>(model.checkpoint().config.context_length);
   NullEngineMetrics metrics;
-  std::vector<Transcript> transcripts(requests.size());
+  size_t choices = 0;
+  for (const GenerateRequest& request : requests) choices += request.choices;
+  std::vector<Transcript> transcripts(choices);
+  std::vector<absl::Span<Transcript>> outs;
+  for (size_t i = 0, next = 0; i < requests.size(); next += requests[i++].choices)
+    outs.push_back(absl::MakeSpan(transcripts).subspan(next, requests[i].choices));
+  uint32_t breaks = 0;
   Gate gate;
   auto engine = Engine::Create(engine_options, &model.tokenizer(), &group, &metrics);
   engine->Start();
   while (engine->Stats().group != EngineStats::GroupState::kReady) std::this_thread::yield();
-  for (size_t i = 0; i < requests.size(); ++i) {
+  for (size_t next = 0;;) {
+    size_t i = next;
+    bool resumes = false;
     {
       std::unique_lock<std::mutex> lock(gate.mu);
-      gate.changed.wait(lock, [&] { return gate.live < options.concurrent; });
-      ++gate.live;
+      gate.changed.wait(lock, [&] {
+        const bool all = next == requests.size();
+        return !gate.broken.empty() || (all ? gate.live == 0 : gate.live < options.concurrent);
+      });
+      resumes = !gate.broken.empty();
+      if (resumes) {
+        i = gate.broken.front();
+        gate.broken.pop_front();
+      } else if (next == requests.size()) {
+        break;
+      } else {
+        ++next;
+        ++gate.live;
+      }
     }
-    RETURN_IF_ERROR(
-        engine->Submit(requests[i], std::make_shared<TranscriptSink>(&transcripts[i], &gate))
-            .status());
+    GenerateRequest request = requests[i];
+    if (resumes) {
+      ++breaks;
+      request.resumed = outs[i].front().tokens;
+      if (!request.resumed.empty()) request.score_from.reset();
+    }
+    const Break to_break{.engine = engine.get(),
+                         .request = &requests[i],
+                         .place = i,
+                         .tokens = request.choices > 1 ? 0 : options.break_every};
+    auto sink = std::make_shared<TranscriptSink>(outs[i], request.first_choice, to_break, &gate);
+    RETURN_IF_ERROR(engine->Submit(std::move(request), std::move(sink)).status());
   }
-  {
-    std::unique_lock<std::mutex> lock(gate.mu);
-    gate.changed.wait(lock, [&] { return gate.live == 0; });
-  }
+  if (options.breaks != nullptr) *options.breaks = breaks;
   if (options.stats != nullptr) *options.stats = engine->Stats();
   engine->Stop();
   return transcripts;

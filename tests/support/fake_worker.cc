@@ -149,6 +149,7 @@ absl::Status FakeWorker::Enter(const internal::NewSequence& sequence) {
   slot.computed = sequence.cached_tokens();
   slot.sampling = sequence.sampling();
   slot.score_from = std::max(1u, sequence.score_from());
+  slot.pooling = sequence.pooling();
   for (uint32_t token : sequence.tokens()) {
     if (token >= options_.vocab_size) return Bad("token ", token, " of ", options_.vocab_size);
     Append(slot, token);
@@ -180,9 +181,10 @@ absl::Status FakeWorker::CheckReads(const Row& row) {
     return Bad("row [", row.start, ", +", row.n_tokens, ") of slot ", row.slot, " with ",
                slot.computed, " computed of ", slot.history.size());
   }
-  if ((row.flags & ~uint32_t{internal::ROW_SAMPLE | internal::ROW_SCORE | internal::ROW_MASKED}) !=
-      0)
+  if ((row.flags & ~uint32_t{internal::ROW_SAMPLE | internal::ROW_SCORE | internal::ROW_MASKED |
+                             internal::ROW_POOL}) != 0)
     return Bad("flags ", row.flags);
+  if ((row.flags & internal::ROW_POOL) != 0) RETURN_IF_ERROR(CheckPooling(row, slot));
   if (row.mask != nullptr && ((row.flags & internal::ROW_SAMPLE) == 0 ||
                               row.mask->size() != TokenMaskBytes(options_.vocab_size))) {
     return Bad("a mask of ", row.mask->size(), " bytes with flags ", row.flags);
@@ -200,6 +202,44 @@ absl::Status FakeWorker::CheckReads(const Row& row) {
   return absl::OkStatus();
 }
 
+absl::Status FakeWorker::CheckPooling(const Row& row, const Slot& slot) {
+  const size_t end = size_t{row.start} + row.n_tokens;
+  if (row.flags != internal::ROW_POOL) return Bad("a row that pools and does more");
+  if (slot.pooling == internal::POOLING_NONE) return Bad("slot ", row.slot, " pools nothing");
+  if (slot.pooling == internal::POOLING_LAST && end != slot.history.size())
+    return Bad("slot ", row.slot, " pools its last token before the end");
+  if (slot.pooling == internal::POOLING_MEAN && slot.pooled.size() != row.start) {
+    return Bad("slot ", row.slot, " pools from ", row.start, " on after ", slot.pooled.size(),
+               " tokens");
+  }
+  return absl::OkStatus();
+}
+
+void FakeWorker::Pool(const Row& row, Slot& slot, internal::StepResult* result) const {
+  const auto begin = slot.history.begin() + row.start;
+  slot.pooled.insert(slot.pooled.end(), begin, begin + row.n_tokens);
+  if (row.start + row.n_tokens != slot.history.size()) return;
+  internal::StepEmbedding* embedding = result->add_embeddings();
+  embedding->set_slot(row.slot);
+  embedding->set_slot_gen(row.slot_gen);
+  if (options_.non_finite != nullptr && options_.non_finite(slot.history)) {
+    embedding->set_flags(internal::OUTPUT_NON_FINITE);
+    return;
+  }
+  // With POOLING_MEAN of what came in, not of the history.
+  const bool mean = slot.pooling == internal::POOLING_MEAN;
+  for (const float value : EmbeddingOf(mean ? slot.pooled : slot.history, slot.pooling))
+    embedding->add_values(value);
+}
+
+std::vector<float> FakeWorker::EmbeddingOf(absl::Span<const uint32_t> tokens,
+                                           internal::Pooling pooling) {
+  const size_t first = pooling == internal::POOLING_MEAN ? 0 : tokens.size() - 1;
+  double sum = 0;
+  for (size_t i = first; i < tokens.size(); ++i) sum += tokens[i] * static_cast<double>(i + 1);
+  return {static_cast<float>(sum), static_cast<float>(tokens.size() - first)};
+}
+
 absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
   Slot& slot = slots_[row.slot];
   RETURN_IF_ERROR(TakeBlocks(slot, row.new_blocks));
@@ -212,6 +252,7 @@ absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
   computed_tokens_ += row.n_tokens;
   largest_row_tokens_ = std::max(largest_row_tokens_, row.n_tokens);
   if ((row.flags & internal::ROW_SCORE) != 0) Score(row, slot, result->add_scores());
+  if ((row.flags & internal::ROW_POOL) != 0) Pool(row, slot, result);
   if ((row.flags & internal::ROW_SAMPLE) == 0) return absl::OkStatus();
 
   if (end != slot.history.size())
@@ -230,7 +271,12 @@ absl::Status FakeWorker::RunRow(const Row& row, internal::StepResult* result) {
     return absl::OkStatus();
   }
   uint32_t token = options_.next_token(slot.history, slot.sampling);
-  for (uint32_t tries = 0; row.mask != nullptr && !MaskAllows(*row.mask, token); ++tries) {
+  const std::string& allowed = slot.sampling.allowed();
+  const auto forbidden = [&](uint32_t t) {
+    return (row.mask != nullptr && !MaskAllows(*row.mask, t)) ||
+           (allowed.size() == TokenMaskBytes(options_.vocab_size) && !MaskAllows(allowed, t));
+  };
+  for (uint32_t tries = 0; forbidden(token); ++tries) {
     if (tries == options_.vocab_size) {
       output->set_flags(internal::OUTPUT_NO_TOKEN_ALLOWED);
       Append(slot, 0);

@@ -44,6 +44,11 @@ class FakeWorker {
     return -0.25f * static_cast<float>(token) - static_cast<float>(place);
   }
 
+  // The vector that it gives a sequence of these tokens: those that were pooled, each times its
+  // place, added up, and how many they were.
+  static std::vector<float> EmbeddingOf(absl::Span<const uint32_t> tokens,
+                                        internal::Pooling pooling);
+
   explicit FakeWorker(Options options);
 
   // An empty cache, empty slots, step 1 next.
@@ -69,6 +74,8 @@ class FakeWorker {
     std::vector<uint32_t> blocks;
     uint32_t score_from = 1;
     internal::SamplingParams sampling;
+    internal::Pooling pooling = internal::POOLING_NONE;
+    std::vector<uint32_t> pooled;  // tokens that went into the vector
   };
   struct Row {
     uint32_t slot, slot_gen, start, n_tokens, output_index, flags;
@@ -81,6 +88,8 @@ class FakeWorker {
   absl::Status CheckReads(const Row& row);
   absl::Status RunRow(const Row& row, internal::StepResult* result);
   void Score(const Row& row, const Slot& slot, internal::StepScores* scores) const;
+  static absl::Status CheckPooling(const Row& row, const Slot& slot);
+  void Pool(const Row& row, Slot& slot, internal::StepResult* result) const;
   absl::Status TakeBlocks(Slot& slot, absl::Span<const uint32_t> blocks);
   void Append(Slot& slot, uint32_t token);
   uint64_t& Cell(const Slot& slot, uint32_t position);

@@ -188,8 +188,17 @@ class Service:
         self.close()
 
 
+class Choice:
+    """What came of one choice of a stream."""
+
+    def __init__(self, resumed):
+        self.text, self.tokens, self.logprobs, self.prompt_logprobs = "", [], [], []
+        self.finished, self.count = None, resumed
+
+
 class Stream(threading.Thread):
-    """One Generate call on its own thread: text, tokens, when each message came, and how it ended."""
+    """One Generate call on its own thread: text, tokens, when each message came, and how it ended. With several choices
+    `choices` has what came of each; text, tokens and so on are those of all together."""
 
     def __init__(self, stub, request, timeout=None, cancel_after_tokens=None):
         super().__init__(daemon=True)
@@ -197,8 +206,10 @@ class Stream(threading.Thread):
         self.text, self.tokens, self.logprobs, self.messages = "", [], [], []
         self.finished, self.code, self.details, self.ended_at, self.started = None, None, "", None, None
         self.gaps = []  # contiguity faults
+        self.statuses = []
+        self.choices, self.order, self.usage = {}, [], None  # by choice; choices as their messages came
         self._call = stub.Generate(request, timeout=timeout)
-        self._count = 0
+        self._resumed = self._count = len(request.resume.output_ids)
         self.start()
 
     def run(self):
@@ -207,14 +218,27 @@ class Stream(threading.Thread):
                 self.messages.append((time.monotonic(), message.token_count))
                 if message.HasField("started"):
                     self.started = message.started
-                if message.token_index != self._count and message.token_count:
-                    self.gaps.append((self._count, message.token_index))
+                if message.HasField("status"):
+                    self.statuses.append(message.status)
+                    if not message.HasField("token_count"):
+                        continue  # it is of no choice
+                choice = self.choices.setdefault(message.choice, Choice(self._resumed))
+                if message.token_index != choice.count and message.token_count or choice.finished is not None:
+                    self.gaps.append((message.choice, choice.count, message.token_index))
+                choice.count += message.token_count
+                choice.text += message.text
+                choice.tokens.extend(message.token_ids)
+                choice.logprobs.extend(message.logprobs)
+                choice.prompt_logprobs.extend(message.prompt_logprobs)
+                self.order.append(message.choice)
                 self._count += message.token_count
                 self.text += message.text
                 self.tokens.extend(message.token_ids)
                 self.logprobs.extend(message.logprobs)
                 if message.HasField("finished"):
-                    self.finished = message.finished
+                    self.finished = choice.finished = message.finished
+                if message.HasField("usage"):
+                    self.usage = message.usage
                 if self.cancel_after_tokens is not None and self._count >= self.cancel_after_tokens:
                     self._call.cancel()
             self.code = grpc.StatusCode.OK

@@ -1,5 +1,6 @@
 #include "worker/cache/kv_cache.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -15,6 +16,8 @@ namespace {
 
 // Layers begin on pages of their own.
 constexpr uint64_t kLayerAlignment = 4096;
+// Of one layer, at a time.
+constexpr uint32_t kTouchedBlocks = 32;
 
 }  // namespace
 
@@ -27,6 +30,10 @@ KvCache& KvCache::operator=(KvCache&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   std::swap(blocks_, other.blocks_);
   std::swap(offsets_, other.offsets_);
+  std::swap(block_bytes_, other.block_bytes_);
+  std::swap(touched_, other.touched_);
+  std::swap(piece_, other.piece_);
+  std::swap(next_layer_, other.next_layer_);
   return *this;
 }
 
@@ -42,6 +49,7 @@ absl::StatusOr<KvCache> KvCache::Create(const std::vector<KvLayout>& layers, uin
   uint64_t total = 0;
   for (const KvLayout& layout : layers) {
     cache.offsets_.push_back(total);
+    cache.block_bytes_.push_back(static_cast<uint64_t>(layout.block_bytes()));
     const std::optional<uint64_t> bytes =
         CheckedMul(static_cast<uint64_t>(layout.block_bytes()), blocks);
     const std::optional<uint64_t> sum =
@@ -61,6 +69,22 @@ absl::StatusOr<KvCache> KvCache::Create(const std::vector<KvLayout>& layers, uin
   }
   cache.bytes_ = total;
   return cache;
+}
+
+bool KvCache::Touch(uint32_t begin, uint32_t end) {
+  end = std::min(end, blocks_);
+  if (bytes_ == 0 || std::max(begin, touched_) >= end) return false;
+  if (next_layer_ == 0) {
+    touched_ = std::max(begin, touched_);
+    piece_ = std::min(kTouchedBlocks, end - touched_);
+  }
+  const uint64_t block_bytes = block_bytes_[next_layer_];
+  TouchPages(layer(next_layer_) + touched_ * block_bytes, piece_ * block_bytes);
+  if (++next_layer_ == block_bytes_.size()) {
+    next_layer_ = 0;
+    touched_ += piece_;
+  }
+  return touched_ < end;
 }
 
 }  // namespace bitshard

@@ -172,17 +172,18 @@ void GlooExchange::Watch(int r, const std::string& address) {
 }
 
 void GlooExchange::OnEnd(int r, const ControlMessage& message) {
-  {
-    absl::MutexLock lock(&mu_);
-    peers_[r].over = true;
-    peers_[r].left = message.kind == ControlKind::kLeft;
-  }
   const bool sane = message.magic == kMagic && message.tag == tag_ &&
                     message.who < static_cast<uint32_t>(world());
   const int who = static_cast<int>(message.who);
-  if (sane && message.kind == ControlKind::kLeft) {
+  const bool left = sane && message.kind == ControlKind::kLeft && who == r;
+  // The cause comes before `over`: Verdict looks for it then, and would find one of its own.
+  if (left) {
     // What it sent before counts: only who wants more from it has lost it.
-    peers_[r].link->WakeData();
+  } else if (sane && message.kind == ControlKind::kLeft) {
+    // Rank r wanted more from it.
+    End(message.kind, who,
+        absl::UnavailableError(
+            absl::StrCat("collective: rank ", who, " has left the group, rank ", r, " says")));
   } else if (sane && message.kind == ControlKind::kAborted) {
     End(message.kind, who, CollectiveAbort(who));
   } else if (sane && message.kind == ControlKind::kLost) {
@@ -193,6 +194,12 @@ void GlooExchange::OnEnd(int r, const ControlMessage& message) {
     End(ControlKind::kLost, r,
         absl::UnavailableError(absl::StrCat("collective: rank ", r, " sent nonsense")));
   }
+  {
+    absl::MutexLock lock(&mu_);
+    peers_[r].over = true;
+    peers_[r].left = left;
+  }
+  if (left) peers_[r].link->WakeData();
 }
 
 void GlooExchange::End(ControlKind kind, int who, const absl::Status& status) {

@@ -144,6 +144,11 @@ class BindContext {
   void set_score_logits(ScoreLogits* score_logits) { score_logits_ = score_logits; }
   ScoreLogits* score_logits() const { return score_logits_; }
 
+  // LmHead tells where the hidden states after the last norm, [tokens, width of its input], lie
+  // from its turn to the end of the step.
+  void set_final_hidden(const float* hidden) { final_hidden_ = hidden; }
+  const float* final_hidden() const { return final_hidden_; }
+
   absl::StatusOr<SharedAttention*> Attention(const AttentionConfig& config);
   // Says which layout the cache layer has; every layer once.
   absl::Status AddCacheLayer(uint32_t layer, const KvLayout& layout);
@@ -206,6 +211,7 @@ class BindContext {
     Handover* handover = nullptr;  // null: the leader prepares
   } group_;
   ScoreLogits* score_logits_ = nullptr;
+  const float* final_hidden_ = nullptr;
   std::deque<SharedAttention> attentions_;
   std::vector<KvLayout> cache_layers_;
   std::vector<bool> has_cache_layer_;

@@ -1,5 +1,6 @@
 // lm_head: logits of this rank's vocabulary rows, only for the tokens after which one is sampled,
-// and for scored ones when Sample asks (a few at a time: nobody keeps those).
+// and for scored ones when Sample asks (a few at a time: nobody keeps those). Tokens that are only
+// embedded have none: the runner reads the input.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -130,6 +131,7 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   auto op = std::make_unique<LmHead>(std::move(linear), shared, rows, options.isa, buffers,
                                      options.logits_tap);
   bind.set_score_logits(op.get());
+  bind.set_final_hidden(buffers.x);
   return op;
 }
 

@@ -114,17 +114,26 @@ void StepThread::FillHeartbeat(internal::Heartbeat& heartbeat) const {
 
 void StepThread::Loop() {
   SetFloatEnvironment();
+  bool takes_ahead = false;  // the cache may lack memory for what comes next
   while (true) {
-    Task task;
+    std::optional<Task> next;
     {
       absl::MutexLock lock(&mu_);
       auto ready = [this]()
                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !tasks_.empty(); };
-      mu_.Await(absl::Condition(&ready));
+      if (!takes_ahead) mu_.Await(absl::Condition(&ready));
       if (stopping_) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
+      if (!tasks_.empty()) {
+        next = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
     }
+    if (!next.has_value()) {
+      takes_ahead = epoch_state_ == EpochState::kRunning && bound_->TakeCacheAhead();
+      continue;
+    }
+    takes_ahead = true;
+    Task& task = *next;
     if (auto* assign = std::get_if<std::unique_ptr<internal::Assign>>(&task.what)) {
       DoAssign(task.session, **assign);
     } else if (auto* join = std::get_if<internal::JoinCommunicator>(&task.what)) {

@@ -33,6 +33,7 @@ void AddSequence(const internal::NewSequence& sequence, StableHash& hash) {
   hash.Add(sequence.cached_tokens());
   hash.Add(Words(sequence.blocks()));
   hash.Add(sequence.score_from());
+  hash.Add(static_cast<uint64_t>(sequence.pooling()));
   const internal::SamplingParams& sampling = sequence.sampling();
   hash.Add(std::bit_cast<uint32_t>(sampling.temperature()));
   hash.Add(sampling.top_k());

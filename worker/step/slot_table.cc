@@ -12,7 +12,8 @@
 namespace bitshard {
 namespace {
 
-constexpr uint32_t kKnownFlags = internal::ROW_SAMPLE | internal::ROW_SCORE | internal::ROW_MASKED;
+constexpr uint32_t kKnownFlags =
+    internal::ROW_SAMPLE | internal::ROW_SCORE | internal::ROW_MASKED | internal::ROW_POOL;
 
 }  // namespace
 
@@ -26,19 +27,22 @@ SlotTable::SlotTable(const SlotLimits& limits)
     slot.tokens.reserve(limits.context_tokens);
     slot.blocks.reserve(max_blocks_);
     slot.edits.Reserve(limits.vocab_size);
+    slot.pooled.Reserve(limits.hidden_size);
   }
 }
 
 uint64_t SlotTable::Bytes(const SlotLimits& limits) {
   const uint64_t tokens = uint64_t{limits.context_tokens} * sizeof(int32_t);
   const uint64_t blocks = CeilDiv(limits.context_tokens, limits.block_tokens) * sizeof(uint32_t);
-  return limits.max_slots * (tokens + blocks + EditParams::Bytes(limits.vocab_size) + sizeof(Slot));
+  return limits.max_slots * (tokens + blocks + EditParams::Bytes(limits.vocab_size) +
+                             PooledVector::Bytes(limits.hidden_size) + sizeof(Slot));
 }
 
 void SlotTable::Reset(uint32_t cache_blocks) {
   cache_blocks_ = cache_blocks;
   for (Slot& slot : slots_) {
     slot.used = slot.poisoned = false;
+    slot.pooled.Begin(internal::POOLING_NONE);
     slot.gen = slot.computed = 0;
     slot.tokens.clear();
     slot.blocks.clear();
@@ -151,6 +155,9 @@ absl::Status SlotTable::CheckNewSequence(const internal::NewSequence& sequence) 
   if (sequence.score_from() > tokens) {
     return wrong(absl::StrCat("scores from token ", sequence.score_from(), " of ", tokens));
   }
+  if (!internal::Pooling_IsValid(sequence.pooling())) {
+    return wrong(absl::StrCat("unknown pooling ", static_cast<int>(sequence.pooling())));
+  }
   const absl::StatusOr<SampleParams> sampling = SampleParamsOf(sequence.sampling());
   if (!sampling.ok()) return wrong(std::string(sampling.status().message()));
   const absl::Status edits = EditParams::Check(sequence.sampling(), limits_.vocab_size);
@@ -167,8 +174,9 @@ absl::Status SlotTable::CheckRow(const internal::StepPlan& plan, int row,
   };
   // The slot as it will be once the plan's new sequences are in.
   bool used;
-  uint32_t gen, computed;
+  uint32_t gen, computed, pooled;
   uint64_t known, blocks;
+  internal::Pooling pooling;
   if (const uint32_t entry = new_sequence_[slot]; entry != 0) {
     const internal::NewSequence& sequence = plan.new_sequences(static_cast<int>(entry) - 1);
     used = true;
@@ -176,6 +184,8 @@ absl::Status SlotTable::CheckRow(const internal::StepPlan& plan, int row,
     computed = sequence.cached_tokens();
     known = static_cast<uint64_t>(sequence.tokens_size());
     blocks = static_cast<uint64_t>(sequence.blocks_size());
+    pooling = sequence.pooling();
+    pooled = 0;
   } else {
     const Slot& now = slots_[slot];
     used = now.used;
@@ -183,6 +193,8 @@ absl::Status SlotTable::CheckRow(const internal::StepPlan& plan, int row,
     computed = now.computed;
     known = now.tokens.size();
     blocks = now.blocks.size();
+    pooling = now.pooled.pooling();
+    pooled = now.pooled.tokens();
   }
   if (!used) return wrong("no sequence is in it");
   if (gen != plan.slot_gen(row)) {
@@ -207,6 +219,16 @@ absl::Status SlotTable::CheckRow(const internal::StepPlan& plan, int row,
   }
   const uint32_t flags = plan.flags(row);
   if ((flags & ~kKnownFlags) != 0) return wrong(absl::StrCat("unknown flags ", flags));
+  if ((flags & internal::ROW_POOL) != 0) {
+    if (flags != internal::ROW_POOL) return wrong("pools, and samples or scores too");
+    if (pooling == internal::POOLING_NONE) return wrong("pools, and its sequence does not");
+    if (pooling == internal::POOLING_LAST && end != known) {
+      return wrong(absl::StrCat("pools token ", end, " as the last of ", known));
+    }
+    if (pooling == internal::POOLING_MEAN && start != pooled) {
+      return wrong(absl::StrCat("pools from token ", start, " on after ", pooled, " tokens"));
+    }
+  }
   if ((flags & internal::ROW_MASKED) != 0 && (flags & internal::ROW_SAMPLE) == 0) {
     return wrong("has a mask and samples nothing");
   }
@@ -243,6 +265,7 @@ void SlotTable::Apply(const internal::StepPlan& plan) {
     slot.blocks.assign(sequence.blocks().begin(), sequence.blocks().end());
     slot.sampling = *SampleParamsOf(sequence.sampling());  // Check has seen it
     slot.edits.Assign(sequence.sampling());
+    slot.pooled.Begin(sequence.pooling());
   }
   int next_block = 0;
   for (int row = 0; row < plan.slot_size(); ++row) {

@@ -16,6 +16,7 @@
 #include "proto/plan.pb.h"
 #include "worker/sample/edit_params.h"
 #include "worker/sample/params.h"
+#include "worker/step/pooled_vector.h"
 
 namespace bitshard {
 
@@ -25,6 +26,7 @@ struct SlotLimits {
   uint32_t context_tokens = 0;
   uint32_t vocab_size = 0;
   uint32_t block_tokens = 16;
+  uint32_t hidden_size = 0;  // of what ROW_POOL rows pool
 };
 
 struct Slot {
@@ -38,7 +40,8 @@ struct Slot {
   std::vector<int32_t> tokens;   // prompt and sampled tokens, reserved to the context length
   std::vector<uint32_t> blocks;  // reserved to the blocks of the context length
   SampleParams sampling;
-  EditParams edits;  // reserved
+  EditParams edits;     // reserved
+  PooledVector pooled;  // reserved
 };
 
 class SlotTable {

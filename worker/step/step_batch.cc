@@ -3,7 +3,18 @@
 #include <algorithm>
 #include <bit>
 
+#include "worker/step/agreement.h"
+
 namespace bitshard {
+namespace {
+
+// The row completes its sequence's vector.
+bool Embeds(const internal::StepPlan& plan, int row, const Slot& slot) {
+  return (plan.flags(row) & internal::ROW_POOL) != 0 &&
+         plan.start(row) + plan.n_tokens(row) == slot.tokens.size();
+}
+
+}  // namespace
 
 StepBatch::StepBatch(const SlotLimits& limits, bool score_last) : score_last_(score_last) {
   tokens_.reserve(limits.max_step_tokens);
@@ -107,14 +118,27 @@ StepState StepBatch::State() {
   return state;
 }
 
+void StepBatch::Pool(const internal::StepPlan& plan, const float* hidden, SlotTable& slots) {
+  const size_t width = slots.limits().hidden_size;
+  for (int r = 0; r < plan.slot_size(); ++r) {
+    if ((plan.flags(r) & internal::ROW_POOL) == 0) continue;
+    PooledVector& pooled = slots.slot(plan.slot(r)).pooled;
+    const size_t first = static_cast<size_t>(rows_[static_cast<size_t>(r)].first_row);
+    pooled.Add(hidden + first * width, plan.n_tokens(r));
+    if (!pooled.Finite()) poisoned_[first] = 1;
+  }
+}
+
 void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
                        internal::StepResult& result, std::vector<uint32_t>& drawn) const {
   drawn.clear();
   for (int r = 0; r < plan.slot_size(); ++r) {
     const auto first = poisoned_.begin() + rows_[static_cast<size_t>(r)].first_row;
     if (std::none_of(first, first + plan.n_tokens(r), [](uint8_t p) { return p != 0; })) continue;
-    slots.slot(plan.slot(r)).poisoned = true;
+    Slot& slot = slots.slot(plan.slot(r));
+    slot.poisoned = true;
     if ((plan.flags(r) & (internal::ROW_SAMPLE | internal::ROW_SCORE)) != 0) continue;
+    if (Embeds(plan, r, slot)) continue;
     // A row that brings nothing says so at once: others may be about to read what it wrote.
     internal::StepOutput& out = *result.add_outputs();
     out.set_slot(plan.slot(r));
@@ -154,6 +178,24 @@ void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
   for (const ScoreRun& run : score_runs_) {
     WriteScores(plan, slots, run, *result.add_scores(), drawn);
   }
+  for (int r = 0; r < plan.slot_size(); ++r) {
+    const Slot& slot = slots.slot(plan.slot(r));
+    if (Embeds(plan, r, slot)) WriteEmbedding(plan, r, slot, *result.add_embeddings(), drawn);
+  }
+}
+
+void StepBatch::WriteEmbedding(const internal::StepPlan& plan, int row, const Slot& slot,
+                               internal::StepEmbedding& out, std::vector<uint32_t>& drawn) {
+  out.set_slot(plan.slot(row));
+  out.set_slot_gen(plan.slot_gen(row));
+  if (slot.poisoned) out.set_flags(internal::OUTPUT_NON_FINITE);
+  drawn.push_back(out.flags());
+  if (slot.poisoned) return;
+  slot.pooled.Write(out.mutable_values());
+  StableHash hash;
+  for (const float value : out.values()) hash.Add(std::bit_cast<uint32_t>(value));
+  drawn.push_back(static_cast<uint32_t>(hash.value()));
+  drawn.push_back(static_cast<uint32_t>(hash.value() >> 32));
 }
 
 void StepBatch::WriteScores(const internal::StepPlan& plan, const SlotTable& slots,

@@ -25,10 +25,14 @@ class StepBatch {
   // Views of this batch; collective, pool and cache are the caller's to set.
   StepState State();
 
+  // Takes the hidden states that the step made, [tokens, hidden size], into the vectors of ROW_POOL
+  // rows' sequences. Before Finish.
+  void Pool(const internal::StepPlan& plan, const float* hidden, SlotTable& slots);
+
   // Spreads poison to the sequences and reports it, appends the sampled tokens to their histories
-  // and writes them and the scores to `result`. `drawn` (out): token and flags of every output,
-  // then flags and log-probabilities of every score, in the order of the rows, for the ranks to
-  // compare.
+  // and writes them, the scores and the vectors that are complete to `result`. `drawn` (out): token
+  // and flags of every output, then flags and log-probabilities of every score, then flags and a
+  // hash of every vector, in the order of the rows, for the ranks to compare.
   void Finish(const internal::StepPlan& plan, SlotTable& slots, internal::StepResult& result,
               std::vector<uint32_t>& drawn) const;
 
@@ -45,6 +49,8 @@ class StepBatch {
              internal::StepOutput& out) const;
   void WriteScores(const internal::StepPlan& plan, const SlotTable& slots, const ScoreRun& run,
                    internal::StepScores& out, std::vector<uint32_t>& drawn) const;
+  static void WriteEmbedding(const internal::StepPlan& plan, int row, const Slot& slot,
+                             internal::StepEmbedding& out, std::vector<uint32_t>& drawn);
 
   const bool score_last_;
   std::vector<int32_t> tokens_, positions_;

@@ -23,6 +23,9 @@ using internal::NumericsOptions;
 // Bounds on what a coordinator may ask for; the buffers follow from them.
 constexpr uint32_t kMaxStepTokens = 1 << 16;
 constexpr uint32_t kMaxSlots = 1 << 14;
+// How much of the cache has the host's memory though no plan has used it yet.
+constexpr uint64_t kAheadBytes = uint64_t{128} << 20;
+constexpr uint32_t kLeastAheadBlocks = 16, kMostAheadBlocks = 256;
 
 absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
                                                  const StepRunner::Options& options) {
@@ -88,6 +91,17 @@ absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
   return out;
 }
 
+// Width of what lm_head reads. The graph has not been checked yet: 0 when there is none.
+uint32_t FinalHiddenSize(const internal::ModelGraph& graph) {
+  uint64_t width = 0;
+  for (const internal::Node& node : graph.nodes()) {
+    if (!node.has_lm_head() || node.inputs_size() == 0) continue;
+    if (node.inputs(0) >= static_cast<uint32_t>(graph.values_size())) continue;
+    width = graph.values(static_cast<int>(node.inputs(0))).width();
+  }
+  return static_cast<uint32_t>(std::min<uint64_t>(width, INT32_MAX));
+}
+
 SlotLimits Limits(const internal::ModelGraph& graph, const NumericsOptions& numerics) {
   SlotLimits limits;
   limits.max_slots = numerics.max_slots();
@@ -95,6 +109,7 @@ SlotLimits Limits(const internal::ModelGraph& graph, const NumericsOptions& nume
   limits.context_tokens = static_cast<uint32_t>(graph.context_length());
   limits.vocab_size = static_cast<uint32_t>(graph.vocab_size());
   limits.block_tokens = numerics.block_tokens();
+  limits.hidden_size = FinalHiddenSize(graph);
   return limits;
 }
 
@@ -139,6 +154,10 @@ class StepRunnerImpl final : public StepRunner {
     }
     ASSIGN_OR_RETURN(cache_, KvCache::Create(graph_->context().cache_layers(), blocks));
     for (size_t i = 0; i < layers_.size(); ++i) layers_[i] = cache_.layer(i);
+    used_blocks_ = 0;
+    ahead_blocks_ = static_cast<uint32_t>(
+        std::clamp<uint64_t>(kAheadBytes / std::max<uint64_t>(1, CacheBytesPerBlock()),
+                             kLeastAheadBlocks, kMostAheadBlocks));
     slots_.Reset(blocks);
     collective_ = std::move(collective);
     term_ = term;
@@ -154,6 +173,7 @@ class StepRunnerImpl final : public StepRunner {
     RETURN_IF_ERROR(CheckTurn(plan));
     if (plan.step() <= last_step_) return nullptr;
     RETURN_IF_ERROR(slots_.Check(plan));
+    NoteBlocks(plan);
 
     last_step_ = plan.step();
     progress_.op.store(0, std::memory_order_relaxed);
@@ -180,6 +200,10 @@ class StepRunnerImpl final : public StepRunner {
     return result;
   }
 
+  bool TakeCacheAhead() override {
+    return cache_.Touch(used_blocks_, used_blocks_ + std::min(ahead_blocks_, cache_.blocks()));
+  }
+
   void EndEpoch() override {
     collective_.reset();
     cache_ = KvCache();
@@ -199,6 +223,15 @@ class StepRunnerImpl final : public StepRunner {
   }
 
  private:
+  // Blocks are given away in the order of their ids, but for those that come back.
+  void NoteBlocks(const internal::StepPlan& plan) {
+    for (const uint32_t block : plan.new_blocks()) used_blocks_ = std::max(used_blocks_, block + 1);
+    for (const internal::NewSequence& sequence : plan.new_sequences()) {
+      for (const uint32_t block : sequence.blocks())
+        used_blocks_ = std::max(used_blocks_, block + 1);
+    }
+  }
+
   absl::Status CheckTurn(const internal::StepPlan& plan) const {
     if (collective_ == nullptr) return absl::FailedPreconditionError("no epoch is running");
     if (plan.term() != term_ || plan.epoch() != epoch_) {
@@ -226,6 +259,7 @@ class StepRunnerImpl final : public StepRunner {
     state.collective = collective_.get();
     state.pool = pool_;
     if (state.count() != 0) RETURN_IF_ERROR(RunOps(state));
+    batch_.Pool(plan, graph_->context().final_hidden(), slots_);
     batch_.Finish(plan, slots_, result, drawn_);
     return agreement_.CompareTokens(*collective_, plan, drawn_);
   }
@@ -261,6 +295,8 @@ class StepRunnerImpl final : public StepRunner {
   // Of the running epoch.
   std::unique_ptr<Collective> collective_;
   KvCache cache_;
+  uint32_t used_blocks_ = 0;   // no higher one was in a plan
+  uint32_t ahead_blocks_ = 0;  // that have the host's memory beyond them
   std::vector<uint8_t*> layers_;
   uint64_t term_ = 0, epoch_ = 0, last_step_ = 0;
   absl::Status broken_;

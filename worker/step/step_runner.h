@@ -80,6 +80,10 @@ class StepRunner {
   virtual absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(
       const internal::StepPlan& plan) = 0;
 
+  // Takes the host's memory for a piece of the cache that plans will want next, a few milliseconds'
+  // worth; false when there is enough ahead of them. On the step thread, between plans.
+  virtual bool TakeCacheAhead() { return false; }
+
   // Drops cache, slots and communicator; weights stay.
   virtual void EndEpoch() = 0;
 

@@ -23,7 +23,7 @@ namespace bitshard {
 namespace {
 
 constexpr int kRounds = 9, kSteps = 50;
-constexpr uint32_t kPrompt = 500, kOutputs = 520;
+constexpr uint32_t kPrompt = 500, kOutputs = 520, kPushed = 100;
 
 // CPU time of this thread: others on the machine do not count.
 double Now() {
@@ -58,21 +58,22 @@ internal::StepResult ResultOf(const StepSchedule& step) {
 // `running` requests that decode, with 500 tokens of prompt, half of it shared by all.
 class Load {
  public:
-  Load(uint32_t running, bool prefix_cache) {
+  Load(uint32_t running, bool prefix_cache, bool batch = false) {
     scheduler_.StartEpoch({.total_blocks = running * 64,
                            .block_tokens = 16,
                            .max_slots = running,
                            .token_budget = 1 << 16,
                            .max_chunk = {},
                            .prefix_cache = prefix_cache});
-    for (uint32_t i = 0; i < running; ++i) Add();
+    for (uint32_t i = 0; i < running; ++i) Add(batch);
     while (scheduler_.waiting() > 0) Step();
     Step();
   }
 
-  void Add() {
+  void Add(bool batch = false) {
     SequenceSpec spec;
     spec.id = ++last_id_;
+    spec.batch = batch;
     for (uint32_t t = 0; t < kPrompt; ++t)
       spec.prompt.push_back(t < kPrompt / 2 ? t : static_cast<uint32_t>(spec.id) * 1000 + t);
     spec.max_tokens = kOutputs;
@@ -94,6 +95,8 @@ class Load {
     }
     return plan;
   }
+
+  uint64_t preemptions() const { return scheduler_.preemptions(); }
 
   // One request ends and another comes in: what an entry costs on top.
   void Replace() {
@@ -138,6 +141,22 @@ void MeasureSteps(uint32_t running, bool prefix_cache, bool replace) {
       (plan.value + commit.value) / bytes.value, bytes.value);
 }
 
+// As many interactive requests come at once as batch requests run: each pushes one out.
+void MeasurePushing(uint32_t running) {
+  std::vector<double> plan_us;
+  for (int round = 0; round < kRounds; ++round) {
+    Load load(running, /*prefix_cache=*/true, /*batch=*/true);
+    for (uint32_t i = 0; i < kPushed; ++i) load.Add();
+    double plan = 0;
+    load.Step(&plan);
+    CHECK_EQ(load.preemptions(), kPushed);
+    plan_us.push_back(plan / kPushed);
+  }
+  const Median plan = MedianOf(plan_us);
+  std::printf("%5u batch running, %u pushed out in a step: %6.1f us each (spread %3.0f %%)\n",
+              running, kPushed, plan.value, 100 * plan.spread);
+}
+
 void PrintBytes(uint32_t decodes) {
   Load load(decodes, /*prefix_cache=*/true);
   size_t least = SIZE_MAX, most = 0, sum = 0;
@@ -161,6 +180,7 @@ int main() {
         bitshard::MeasureSteps(running, prefix_cache, replace);
     }
   }
+  for (const uint32_t running : {256u, 1024u}) bitshard::MeasurePushing(running);
   for (const uint32_t decodes : {1u, 128u, 1024u}) bitshard::PrintBytes(decodes);
   return 0;
 }

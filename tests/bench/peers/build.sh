@@ -1,5 +1,5 @@
-# Builds what against_llama_cpp.sh compares with, into one folder, which is kept; sourced by it. Every function is quick
-# when there is nothing to do. About ten minutes on two cores the first time.
+# Builds what against_llama_cpp.sh and under_load.sh compare with, into one folder, which is kept; sourced by them. Every
+# function is quick when there is nothing to do. About ten minutes on two cores the first time.
 # shellcheck shell=bash
 
 PEERS_SOURCE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -35,6 +35,16 @@ build_llama_cpp() {
     g++ -O2 -std=c++20 -I"$source/include" -I"$source/ggml/include" "$driver" -o "$folder/llama_bench" "${libraries[@]}" ||
       die "llama_bench does not build"
   fi
+}
+
+# build_llama_server FOLDER: llama-server too, some ten minutes more.
+build_llama_server() {
+  local build="$1/llamapy/vendor/llama.cpp/build"
+  build_llama_cpp "$1"
+  [[ -x "$build/bin/llama-server" ]] && return 0
+  say "building llama-server in $1 (log: $1/server.log)"
+  cmake --build "$build" -j"$(nproc)" --target llama-server > "$1/server.log" 2>&1 ||
+    die "llama-server does not build; see $1/server.log"
 }
 
 # python_of FOLDER: a Python with numpy, for the converters.

@@ -114,11 +114,69 @@ TEST_F(AdmissionTest, FullQueueIsResourceExhaustedWithRetryInfo) {
 TEST_F(AdmissionTest, RunningRequestsDoNotFillTheQueue) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(Admit(Request()).ok());
   EngineStats stats = admission_.Stats();
-  stats.running = 2;
+  stats.running = stats.running_choices = 2;
   admission_.SetScheduling(stats, 20);
   EXPECT_EQ(admission_.Stats().waiting, 1u);
   EXPECT_EQ(admission_.Stats().waiting_tokens, 10u);
   EXPECT_TRUE(Admit(Request()).ok());
+}
+
+TEST_F(AdmissionTest, EachChoiceTakesAPlaceInTheQueueAndThePromptIsThereOnce) {
+  GenerateRequest two = Request(40);
+  two.choices = 2;
+  ASSERT_TRUE(Admit(two).ok());
+  EXPECT_EQ(admission_.Stats().waiting, 1u);
+  EXPECT_EQ(admission_.Stats().waiting_choices, 2u);
+  EXPECT_EQ(admission_.Stats().waiting_tokens, 40u);
+  GenerateRequest more = Request();
+  more.choices = 2;
+  EXPECT_EQ(ErrorReason(Admit(more)), std::string(kReasonQueueFull)) << "there is room for one";
+  EXPECT_TRUE(Admit(Request(60)).ok());
+  EXPECT_FALSE(Admit(Request()).ok());
+  // The first choice runs, the second waits for it; then both run, then the first has ended.
+  EngineStats stats = admission_.Stats();
+  admission_.Started(1, 0);
+  stats.running = stats.running_choices = 1;
+  admission_.SetScheduling(stats, 40);
+  EXPECT_EQ(admission_.Stats().waiting, 1u);
+  EXPECT_EQ(admission_.Stats().waiting_choices, 2u);
+  EXPECT_EQ(admission_.Stats().waiting_tokens, 60u);
+  admission_.Started(1, 1);
+  stats.running_choices = 2;
+  admission_.SetScheduling(stats, 40);
+  EXPECT_EQ(admission_.Stats().waiting_choices, 1u);
+  stats.running_choices = stats.ended_choices = 1;
+  admission_.SetScheduling(stats, 40);
+  EXPECT_EQ(admission_.Stats().waiting_choices, 1u);
+  EXPECT_TRUE(Admit(more).ok());
+  admission_.End(1, EndReason::kStop, absl::StatusCode::kOk);
+  SetReady();
+  EXPECT_EQ(admission_.Stats().waiting_choices, 3u);
+  EXPECT_EQ(admission_.Stats().finished, 1u);
+}
+
+TEST_F(AdmissionTest, ChoicesBeyondTheQueueComeInWhenItIsEmpty) {
+  GenerateRequest five = Request(90);
+  five.choices = 5;
+  EXPECT_TRUE(Admit(five).ok()) << "alone it is let in, or it never would be";
+  EXPECT_EQ(ErrorReason(Admit(Request(5))), std::string(kReasonQueueFull));
+}
+
+TEST_F(AdmissionTest, WithoutThePrefixCacheEachChoiceHasThePrompt) {
+  Engine::Options options = Options();
+  options.prefix_cache = false;
+  Admission admission(options);
+  EngineStats stats;
+  stats.group = EngineStats::GroupState::kReady;
+  stats.max_request_tokens = 1000;
+  admission.SetScheduling(stats, 0);
+  GenerateRequest two = Request(40);
+  two.choices = 2;
+  ASSERT_TRUE(admission.Admit(two, now_).ok());
+  EXPECT_EQ(admission.Stats().waiting_tokens, 80u);
+  EXPECT_EQ(ErrorReason(admission.Admit(Request(21), now_).status()),
+            std::string(kReasonQueueFull));
+  EXPECT_TRUE(admission.Admit(Request(20), now_).ok());
 }
 
 TEST_F(AdmissionTest, BatchAndInteractiveRequestsHaveQueuesOfTheirOwn) {
@@ -136,7 +194,7 @@ TEST_F(AdmissionTest, BatchAndInteractiveRequestsHaveQueuesOfTheirOwn) {
   // One of the batch requests starts: there is room for another one of them.
   admission_.Started(1);
   EngineStats stats = admission_.Stats();
-  stats.running = 1;
+  stats.running = stats.running_choices = 1;
   admission_.SetScheduling(stats, 10);
   EXPECT_TRUE(Admit(batch).ok());
   EXPECT_FALSE(Admit(Request()).ok());

@@ -11,6 +11,7 @@
 
 #include "coordinator/engine/mask_job.h"
 #include "proto/status_details.h"
+#include "proto/token_mask.h"
 #include "tests/coordinator/engine/core_harness.h"
 #include "tests/support/words_grammar.h"
 
@@ -209,6 +210,51 @@ TEST(Constrained, OthersGoOnWhileAMaskIsAwaited) {
     harness.Step();
   }
   EXPECT_TRUE(IsWord(held->text())) << held->text();
+}
+
+// Readiness looks at when the last step ended: the workers are fine, and it must see so.
+TEST(Constrained, AMaskThatTakesLongIsNoStallOfTheWorkers) {
+  HeldMasks masks;
+  Engine::Options options;
+  options.idle_plan_interval = absl::Seconds(1);
+  CoreHarness harness(options, {}, &masks);
+  harness.MakeReady();
+  const auto sink = harness.Send(Constrained("held", 1));
+  while (harness.Step()) {
+  }
+  ASSERT_EQ(masks.waiting(), 1u);
+  for (int second = 0; second < 60; ++second) {
+    EXPECT_LE(harness.core().NextWakeup(), harness.now() + absl::Seconds(1));
+    harness.Wait(absl::Seconds(1));
+    ASSERT_TRUE(harness.Step()) << "no plan went out";
+    EXPECT_EQ(harness.Stats().last_progress, harness.now());
+  }
+  EXPECT_EQ(sink->tokens().size(), 1u);
+  while (!sink->ended()) {
+    if (masks.waiting() > 0) harness.core().MaskDone(masks.Next(), harness.now());
+    harness.Advance();
+    harness.Step();
+  }
+  EXPECT_TRUE(IsWord(sink->text())) << sink->text();
+}
+
+TEST(Constrained, WhatTheCallersOwnFieldsForbidIsTheCallersError) {
+  CoreHarness harness(Engine::Options{});
+  harness.MakeReady();
+  GenerateRequest request = Constrained("x", 1);
+  request.grammar = Words({"abc"});
+  request.allowed_tokens = MakeTokenMask(kByteTokenizerVocab, /*allowed=*/false);
+  for (const uint32_t token : {'a', 'c'}) AllowToken(token, &request.allowed_tokens);
+  const auto sink = harness.Send(request), good = harness.Send(Request("free", 5));
+  harness.StepUntilIdle();
+  const absl::Status status = sink->AwaitEnd().status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_EQ(ErrorReason(status), "NO_TOKEN_ALLOWED");
+  for (const char* words : {"output token 1", "constraint", "sampling.allowed_token_ids"})
+    EXPECT_NE(status.message().find(words), absl::string_view::npos) << status;
+  EXPECT_EQ(status.message().find("min_tokens"), absl::string_view::npos) << status;
+  EXPECT_EQ(sink->text(), "a");
+  EXPECT_TRUE(good->AwaitEnd().status.ok());
 }
 
 TEST(Constrained, AMaskThatComesAfterTheEndIsDropped) {

@@ -62,8 +62,12 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
 
   absl::Status Submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) {
     request.received = now_;
+    std::optional<SequenceId> superseded;
+    if (request.supersede) superseded = admission_.Find(request.caller, request.request_id);
     absl::StatusOr<SequenceId> id = admission_.Admit(request, now_);
     if (!id.ok()) return id.status();
+    if (superseded.has_value()) core_.Cancel(*superseded, now_, "superseded");
+    several_ = several_ || request.choices > 1;
     core_.Accept({*id, std::move(request), std::move(sink)}, now_);
     Advance();
     return absl::OkStatus();
@@ -71,7 +75,7 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
   // Submits and expects it to be taken.
   std::shared_ptr<RecordingSink> Send(GenerateRequest request) {
     if (request.request_id.empty()) request.request_id = std::to_string(++names_);
-    auto sink = std::make_shared<RecordingSink>();
+    auto sink = std::make_shared<RecordingSink>(request.resumed.size());
     const absl::Status status = Submit(std::move(request), sink);
     EXPECT_TRUE(status.ok()) << status;
     return sink;
@@ -128,7 +132,7 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
   }
 
  private:
-  void OnStarted(SequenceId id) override { admission_.Started(id); }
+  void OnStarted(SequenceId id, uint32_t choice) override { admission_.Started(id, choice, now_); }
   void BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) override {
     EXPECT_FALSE(core_.scheduler().Contains(id)) << "an end while blocks are still held";
     admission_.End(id, reason, code);
@@ -137,7 +141,7 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
 
   void Publish() {
     core_.FillStats(&stats_);
-    admission_.SetScheduling(stats_, core_.scheduler().running_prompt_tokens());
+    admission_.SetScheduling(stats_, core_.taken_prompt_tokens());
     admission_.set_group_cause(core_.group_cause());
   }
 
@@ -146,7 +150,15 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
     ASSERT_TRUE(status.ok()) << status;
     const EngineStats stats = Stats();
     ASSERT_EQ(stats.received, stats.finished + stats.rejected + stats.waiting + stats.running);
-    ASSERT_EQ(stats.waiting, core_.scheduler().waiting());
+    ASSERT_EQ(stats.running_choices, core_.scheduler().running());
+    if (several_) {  // some wait for the first choice of their request
+      ASSERT_EQ(stats.waiting, core_.live() - stats.running);
+      ASSERT_GE(stats.waiting_choices, core_.scheduler().waiting());
+      ASSERT_LE(stats.running, stats.running_choices);
+    } else {
+      ASSERT_EQ(stats.waiting, core_.scheduler().waiting());
+      ASSERT_EQ(stats.waiting_choices, stats.waiting);
+    }
     ASSERT_EQ(stats.blocks_total, stats.blocks_free + stats.blocks_cached + stats.blocks_used +
                                       stats.blocks_quarantined);
     ASSERT_EQ(stats.finished, metrics_.ended.size());
@@ -169,6 +181,7 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
 
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   int names_ = 0;
+  bool several_ = false;  // a request had several choices
   CountingMetrics metrics_;
   const std::unique_ptr<Tokenizer> tokenizer_;
   FakeExecutor executor_;

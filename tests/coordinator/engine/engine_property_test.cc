@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
 
+#include "coordinator/engine/sampling.h"
 #include "tests/coordinator/engine/core_harness.h"
 
 namespace bitshard {
@@ -30,7 +32,7 @@ uint32_t NextToken(absl::Span<const uint32_t> history, const internal::SamplingP
 bool NonFinite(absl::Span<const uint32_t> history) {
   uint32_t sum = 0;
   for (uint32_t token : history) sum = sum * 31 + token;
-  return history[0] == 'n' && sum % 16 == 0;
+  return history[0] == 'n' && sum % 12 == 0;
 }
 
 class Simulation {
@@ -38,6 +40,7 @@ class Simulation {
   struct Seen {
     std::map<absl::StatusCode, int> ends;
     int64_t preempted = 0, lost_groups = 0, resumed = 0, cached_tokens = 0;
+    int64_t several = 0;  // requests with several choices that ended well
   };
 
   explicit Simulation(uint32_t seed)
@@ -152,6 +155,7 @@ class Simulation {
     while (request.prompt_tokens.size() < n_prompt)
       request.prompt_tokens.push_back('a' + static_cast<int32_t>(Below(16)));
     request.max_tokens = 1 + Below(50);
+    if (Percent(15)) request.choices = std::min(2 + Below(3), options_.max_running);
     request.seed = random_();
     for (uint32_t i = Below(3); i > 0; --i) {
       std::string stop;
@@ -181,30 +185,53 @@ class Simulation {
     const RequestEnd end = sent.sink->AwaitEnd();
     ++seen.ends[end.status.code()];
 
-    GenerateRequest request = sent.request;
-    request.deadline = absl::InfiniteFuture();
-    const auto alone_sink = alone_.Send(request);
-    alone_.StepUntilIdle();
-    ASSERT_TRUE(alone_sink->ended());
-    const RequestEnd alone = alone_sink->AwaitEnd();
-    const std::vector<int32_t> got = sent.sink->tokens(), expected = alone_sink->tokens();
-    const std::string who = "request " + request.request_id + ": " + end.status.ToString();
+    bool one_fails = false;
+    for (uint32_t choice = 0; choice < sent.request.choices; ++choice) {
+      GenerateRequest request = sent.request;
+      request.deadline = absl::InfiniteFuture();
+      request.choices = 1;
+      request.seed = ChoiceSeed(sent.request.seed, choice);
+      const auto alone_sink = alone_.Send(request);
+      alone_.StepUntilIdle();
+      ASSERT_TRUE(alone_sink->ended());
+      CompareChoice(sent, end, choice, *alone_sink);
+      if (testing::Test::HasFatalFailure()) return;
+      one_fails = one_fails || !alone_sink->AwaitEnd().status.ok();
+    }
     if (end.status.ok() || end.status.code() == absl::StatusCode::kInternal) {
-      ASSERT_EQ(end.status.code(), alone.status.code()) << who;
+      ASSERT_EQ(one_fails, !end.status.ok()) << "request " << sent.request.request_id;
+    }
+    seen.several += end.status.ok() && sent.request.choices > 1 ? 1 : 0;
+    if (end.status.code() == absl::StatusCode::kDeadlineExceeded) {
+      ASSERT_NE(sent.request.deadline, absl::InfiniteFuture()) << sent.request.request_id;
+    }
+  }
+
+  // Ended well, a choice has all that it would have got alone, else a part of it.
+  static void CompareChoice(const Sent& sent, const RequestEnd& end, uint32_t choice,
+                            const RecordingSink& alone_sink) {
+    const RequestEnd alone = alone_sink.AwaitEnd();
+    const std::vector<int32_t> got = sent.sink->tokens(choice), expected = alone_sink.tokens();
+    const std::string text = sent.sink->text(choice);
+    const std::string who = absl::StrCat("request ", sent.request.request_id, ", choice ", choice,
+                                         ": ", end.status.ToString());
+    const std::optional<RequestEnd> of_choice = sent.sink->choice_end(choice);
+    ASSERT_TRUE(of_choice.has_value() || !end.status.ok()) << who;
+    if (of_choice.has_value()) {
+      ASSERT_TRUE(alone.status.ok()) << who;
       ASSERT_EQ(got, expected) << who;
-      ASSERT_EQ(sent.sink->text(), alone_sink->text()) << who;
-      ASSERT_EQ(end.finish_reason, alone.finish_reason) << who;
-      ASSERT_EQ(end.matched_stop, alone.matched_stop) << who;
-      ASSERT_EQ(end.matched_token, alone.matched_token) << who;
+      ASSERT_EQ(text, alone_sink.text()) << who;
+      ASSERT_EQ(of_choice->finish_reason, alone.finish_reason) << who;
+      ASSERT_EQ(of_choice->matched_stop, alone.matched_stop) << who;
+      ASSERT_EQ(of_choice->matched_token, alone.matched_token) << who;
       return;
+    }
+    if (end.status.code() == absl::StatusCode::kInternal && sent.request.choices == 1) {
+      ASSERT_EQ(got, expected) << who;
     }
     ASSERT_LE(got.size(), expected.size()) << who;
     ASSERT_TRUE(std::equal(got.begin(), got.end(), expected.begin())) << who;
-    const std::string text = sent.sink->text();
-    ASSERT_EQ(text, alone_sink->text().substr(0, text.size())) << who;
-    if (end.status.code() == absl::StatusCode::kDeadlineExceeded) {
-      ASSERT_NE(sent.request.deadline, absl::InfiniteFuture()) << who;
-    }
+    ASSERT_EQ(text, alone_sink.text().substr(0, text.size())) << who;
   }
 
   std::mt19937 random_;
@@ -237,6 +264,7 @@ TEST(EngineProperty, EachRequestEndsOnceWithWhatItWouldGetAlone) {
   EXPECT_GT(seen.ends[absl::StatusCode::kUnavailable], kSeeds / 5);
   EXPECT_GT(seen.preempted, 2 * kSeeds);
   EXPECT_GT(seen.cached_tokens, 5 * kSeeds);
+  EXPECT_GT(seen.several, kSeeds);
   EXPECT_GT(seen.lost_groups, kSeeds / 2);
   EXPECT_GT(seen.resumed, kSeeds);
 }

@@ -103,6 +103,72 @@ TEST_F(EngineTest, AbortOfARequestWhoseStepHangsEndsItAtOnce) {
   executor_->Release();
 }
 
+// A caller whose connection is half-open calls again and again, before it knows what became of the
+// last call: each call but the last ends CANCELLED, and together they are one answer.
+TEST_F(EngineTest, ACallerTakesItsHalfOpenStreamOver) {
+  FakeExecutor::Options group;
+  group.worker.next_token = FakeWorker::HashedNextToken(256);
+  StartEngine({}, group);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([this, caller] {
+      GenerateRequest request = Request("same", 20, 200);
+      request.caller = std::string(1, static_cast<char>('a' + caller));
+      request.seed = static_cast<uint64_t>(caller);
+      const auto whole = Send(request);
+      EXPECT_TRUE(whole->AwaitEnd().status.ok()) << whole->AwaitEnd().status;
+      request.supersede = true;
+      std::vector<std::shared_ptr<RecordingSink>> calls;
+      for (size_t length = 20; length <= 180; length += 20) {
+        auto sink = std::make_shared<RecordingSink>(request.resumed.size());
+        const absl::StatusOr<RequestHandle> handle = engine_->Submit(request, sink);
+        ASSERT_TRUE(handle.ok()) << handle.status();
+        sink->AwaitTokens(20);
+        const std::vector<int32_t> came = sink->tokens();
+        ASSERT_GE(came.size(), 20u);
+        request.resumed.insert(request.resumed.end(), came.begin(), came.begin() + 20);
+        calls.push_back(sink);
+      }
+      auto last = std::make_shared<RecordingSink>(request.resumed.size());
+      ASSERT_TRUE(engine_->Submit(request, last).ok());
+      EXPECT_TRUE(last->AwaitEnd().status.ok()) << last->AwaitEnd().status;
+      for (const int32_t token : last->tokens()) request.resumed.push_back(token);
+      EXPECT_EQ(request.resumed, whole->tokens());
+      for (const auto& call : calls) {
+        const absl::Status status = call->AwaitEnd().status;
+        EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kCancelled) << status;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(engine_->Stats().blocks_used, 0u);
+}
+
+TEST_F(EngineTest, RequestsThatComeTogetherHaveOneNameUntilTheLastHasEnded) {
+  StartEngine();
+  executor_->Hold();
+  std::vector<Engine::Submission> together;
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (const uint32_t tokens : {1u, 2u, 3u}) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    together.push_back({Request("a", tokens, 2), sinks.back()});
+  }
+  const auto handles = engine_->SubmitAll(std::move(together));
+  ASSERT_TRUE(handles.ok()) << handles.status();
+  ASSERT_EQ(handles->size(), 3u);
+  executor_->AwaitPlans(1);
+  engine_->Cancel((*handles)[0]);
+  EXPECT_EQ(sinks[0]->AwaitEnd().status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(engine_->Submit(Request("a", 1, 1), std::make_shared<RecordingSink>()).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  engine_->Abort("", "a");
+  EXPECT_EQ(sinks[1]->AwaitEnd().status.code(), absl::StatusCode::kCancelled);
+  executor_->Release();
+  EXPECT_TRUE(sinks[2]->AwaitEnd().status.ok());
+  EXPECT_EQ(sinks[2]->tokens().size(), 2u);
+  EXPECT_TRUE(Send(Request("a", 1, 1))->AwaitEnd().status.ok());
+}
+
 TEST_F(EngineTest, AbortByAnotherCallerDoesNothing) {
   StartEngine();
   executor_->Hold();

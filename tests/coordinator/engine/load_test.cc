@@ -1,5 +1,5 @@
 // The engine under load, on a virtual clock and with steps that take a time: tenants, classes, the
-// bound on steps that hold decodes, predicted waits, deadlines, overload.
+// bound on steps that hold decodes, predicted waits, deadlines. Overload is in overload_test.cc.
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -11,83 +11,10 @@
 
 #include "coordinator/engine/error_reason.h"
 #include "proto/status_details.h"
-#include "tests/coordinator/engine/core_harness.h"
+#include "tests/coordinator/engine/timed_engine.h"
 
 namespace bitshard {
 namespace {
-
-// A step takes 4 ms + 60 us a prefill token + 250 us a decode, and a little noise.
-class TimedEngine {
- public:
-  explicit TimedEngine(Engine::Options options, uint32_t blocks = 4096, uint32_t slots = 64)
-      : options_(SetUp(std::move(options))), harness_(options_, Group(blocks, slots)) {
-    harness_.executor().set_tamper([this](internal::StepResult* result) {
-      const uint64_t computed = harness_.executor().computed_tokens();
-      const auto outputs = static_cast<uint64_t>(result->outputs_size());
-      const uint64_t tokens = computed - std::exchange(computed_, computed);
-      const double noise = 1 + 0.04 * (static_cast<double>(random_() % 100) / 50 - 1);
-      const auto us = static_cast<uint64_t>(
-          noise *
-          static_cast<double>(4000 + 60 * (tokens - std::min(tokens, outputs)) + 250 * outputs));
-      result->set_exec_us(us / said_part_);
-      harness_.Pass(absl::Microseconds(us));
-    });
-    harness_.MakeReady();
-  }
-
-  // The workers say that a step took 1 / `parts` of its time: the rest goes by outside of them.
-  void set_said_part(uint64_t parts) { said_part_ = parts; }
-
-  static GenerateRequest Make(uint32_t prompt, uint32_t outputs, const std::string& tenant = "") {
-    static uint32_t names = 0;
-    GenerateRequest request;
-    request.request_id = std::to_string(++names);
-    request.caller = tenant;
-    // Prompts have nothing in common.
-    for (uint32_t i = 0; i < prompt; ++i)
-      request.prompt_tokens.push_back('a' + static_cast<int32_t>((names * 7919 + i * i) % 26));
-    request.prompt_tokens[0] = static_cast<int32_t>(names % 256);
-    request.prompt_tokens[prompt / 2] = static_cast<int32_t>(names / 256 % 256);
-    request.max_tokens = outputs;
-    request.ignore_eos = true;
-    return request;
-  }
-  std::shared_ptr<RecordingSink> Send(GenerateRequest request) {
-    return harness_.Send(std::move(request));
-  }
-  absl::Status TrySend(GenerateRequest request, std::shared_ptr<RecordingSink>* sink = nullptr) {
-    auto own = std::make_shared<RecordingSink>();
-    if (sink != nullptr) *sink = own;
-    return harness_.Submit(std::move(request), own);
-  }
-  void StepFor(absl::Duration time) {
-    const absl::Time end = now() + time;
-    while (now() < end) {
-      if (!harness_.Step()) harness_.Wait(end - now());
-    }
-  }
-  absl::Time now() const { return harness_.now(); }
-  CoreHarness& harness() { return harness_; }
-
- private:
-  static Engine::Options SetUp(Engine::Options options) {
-    options.idle_plan_interval = absl::InfiniteDuration();
-    options.vocab_size = kByteTokenizerVocab;
-    return options;
-  }
-  static FakeExecutor::Options Group(uint32_t blocks, uint32_t slots) {
-    FakeExecutor::Options group;
-    group.group.cache_blocks = blocks;
-    group.group.max_slots = slots;
-    group.group.max_step_tokens = 512;
-    return group;
-  }
-
-  const Engine::Options options_;
-  CoreHarness harness_;
-  std::mt19937 random_{1};
-  uint64_t computed_ = 0, said_part_ = 1;
-};
 
 std::vector<StepSummary> Mixed(const CountingMetrics& metrics, size_t from) {
   std::vector<StepSummary> steps;
@@ -284,61 +211,6 @@ TEST(Deadlines, AThousandThatExpireInTheQueueCostNotOneToken) {
   EXPECT_TRUE(a->AwaitEnd().status.ok());
   EXPECT_TRUE(b->AwaitEnd().status.ok());
   EXPECT_EQ(engine.harness().executor().computed_tokens(), 2u * (30 + 39));
-}
-
-// Open loop at three times what the engine can do: what is taken starts in time, what is not is
-// refused at once, and the engine does as much as it ever could.
-TEST(Overload, GoodputStaysAtItsPeakAndAcceptedOnesStartInTime) {
-  const auto tokens_per_second = [](TimedEngine& engine, absl::Time since) {
-    return static_cast<double>(engine.harness().Stats().tokens) /
-           absl::ToDoubleSeconds(engine.now() - since);
-  };
-  Engine::Options options;
-  options.max_running = 8;
-  options.max_queue_wait = absl::Seconds(1);
-  double peak = 0;
-  {
-    TimedEngine engine(options);
-    const absl::Time begin = engine.now();
-    for (int i = 0; i < 200; ++i) engine.Send(TimedEngine::Make(30, 25));
-    engine.harness().StepUntilIdle();
-    peak = tokens_per_second(engine, begin);
-  }
-  TimedEngine engine(options);
-  std::mt19937 random(7);
-  const absl::Duration gap = absl::Seconds(25 / peak / 3);
-  std::vector<std::shared_ptr<RecordingSink>> accepted;
-  int refused = 0;
-  const absl::Time begin = engine.now(), end = begin + absl::Seconds(12);
-  for (absl::Time next = begin; engine.now() < end;) {
-    while (next <= engine.now()) {
-      std::shared_ptr<RecordingSink> sink;
-      const absl::Status status =
-          engine.TrySend(TimedEngine::Make(10 + static_cast<uint32_t>(random() % 40),
-                                           10 + static_cast<uint32_t>(random() % 31)),
-                         &sink);
-      if (status.ok()) {
-        accepted.push_back(sink);
-      } else {
-        ASSERT_EQ(ErrorReason(status), kReasonQueueWait) << status;
-        ++refused;
-      }
-      next += gap;
-    }
-    if (!engine.harness().Step()) engine.harness().Wait(next - engine.now());
-  }
-  const double goodput = tokens_per_second(engine, begin);
-  EXPECT_GE(goodput, 0.9 * peak);
-  EXPECT_GT(refused, static_cast<int>(accepted.size()));
-  engine.harness().StepUntilIdle();
-  std::vector<absl::Duration> waits;
-  for (const auto& sink : accepted) {
-    ASSERT_TRUE(sink->AwaitEnd().status.ok());
-    waits.push_back(sink->AwaitEnd().timings.queue);
-  }
-  std::sort(waits.begin(), waits.end());
-  // Before anything was measured some more were taken.
-  EXPECT_LT(waits[waits.size() * 99 / 100], 2 * options.max_queue_wait);
 }
 
 }  // namespace

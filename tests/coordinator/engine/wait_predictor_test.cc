@@ -43,9 +43,47 @@ TEST(PredictWait, WithoutRoomInTheCachePlacesAreWorthNothing) {
   EXPECT_EQ(PredictWait(kRates, ahead), absl::Milliseconds(125));
 }
 
+TEST(PredictWait, WhatThePrefixCacheBroughtLatelyIsTakenOffPromptsThatWait) {
+  ServiceRates rates = kRates;
+  rates.cached_part = 0.75;
+  QueueAhead ahead = Ahead(3, 800, 0, 8);
+  EXPECT_EQ(PredictWait(rates, ahead), absl::Milliseconds(200));
+  ahead.uncomputed_tokens = 100;  // these are what the cache did not bring
+  EXPECT_EQ(PredictWait(rates, ahead), absl::Milliseconds(300));
+}
+
 TEST(PredictWait, TheLongerOfTheTwoCounts) {
   EXPECT_EQ(PredictWait(kRates, Ahead(15, 100, 8, 8)), absl::Seconds(2));
   EXPECT_EQ(PredictWait(kRates, Ahead(15, 5000, 8, 8)), absl::Seconds(5));
+}
+
+TEST(WaitError, IsNothingUntilSomeWaitsAreKnown) {
+  WaitError error;
+  for (size_t i = 1; i < WaitError::kLeast; ++i) error.Add(absl::Seconds(1), absl::Seconds(3));
+  EXPECT_EQ(error.factor(), 1);
+  error.Add(absl::Seconds(1), absl::Seconds(3));
+  EXPECT_EQ(error.factor(), 3);
+}
+
+TEST(WaitError, NearlyAllWaitsStayWithinThePredictionTimesIt) {
+  WaitError error;
+  // A few waits are far longer than predicted, the rest 0.5 to 1.5 times as long.
+  int beyond = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const double ratio = i % 1000 == 999 ? 5 : 0.5 + (i * 37 % 100) / 100.;
+    if (i >= 2000 && ratio > error.factor()) ++beyond;
+    error.Add(absl::Seconds(2), absl::Seconds(2 * ratio));
+  }
+  EXPECT_NEAR(error.factor(), 1.5, 0.1);
+  EXPECT_LE(beyond, 2000 / 100);
+}
+
+TEST(WaitError, FollowsAndStaysWithinItsBounds) {
+  WaitError error;
+  for (size_t i = 0; i < WaitError::kMemory; ++i) error.Add(absl::Seconds(1), absl::Minutes(5));
+  EXPECT_EQ(error.factor(), WaitError::kMost);
+  for (size_t i = 0; i < WaitError::kMemory; ++i) error.Add(absl::Seconds(4), absl::Seconds(1));
+  EXPECT_EQ(error.factor(), 1);  // who waits less than predicted is no reason to take more
 }
 
 TEST(RecentRate, IsTheRateFromTheStartAndFollowsItsChanges) {

@@ -32,6 +32,18 @@ TEST_F(WaitingBookTest, WhatComesAndGoesLeavesNothing) {
   EXPECT_EQ(book_.AheadOf(kBatch, "a", 1).requests, 0u);
 }
 
+TEST_F(WaitingBookTest, SeveralComeAndGoTogether) {
+  book_.Add(kNormal, "a", 10, 4);
+  EXPECT_EQ(book_.sum().requests, 4u);
+  EXPECT_EQ(book_.AheadOf(kNormal, "a", 1).requests, 4u);
+  book_.Remove(kNormal, "a", 10);
+  EXPECT_EQ(book_.of_tenant("a").requests, 3u);
+  EXPECT_EQ(book_.of_tenant("a").tokens, 0u);
+  book_.Remove(kNormal, "a", 0, 3);
+  EXPECT_EQ(book_.sum().requests, 0u);
+  EXPECT_EQ(book_.AheadOf(kNormal, "a", 1).requests, 0u);
+}
+
 TEST_F(WaitingBookTest, EarlierLevelsAreInFrontLaterOnesAreNot) {
   book_.Add(kUrgent, "b", 100);
   book_.Add(kNormal, "a", 10);

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "coordinator/engine/sampling.h"
 #include "tests/coordinator/frontend/frontend_fixture.h"
 
 namespace bitshard {
@@ -284,6 +285,63 @@ TEST_F(ChatTest, CompleteTakesTheWholeAnswerApart) {
   EXPECT_EQ(choice.tool_calls(1).arguments_json(), "{}");
   EXPECT_NE(choice.tool_calls(0).id(), choice.tool_calls(1).id());
   EXPECT_EQ(choice.finished().reason(), v1::FINISH_REASON_TOOL_CALLS);
+}
+
+// Calls, reasoning and text of the choices come in turns; each choice is as if it came alone.
+TEST_F(ChatTest, EachChoiceIsTakenApartByItself) {
+  v1::GenerateRequest request = Chat("x");
+  request.set_choices(2);
+  request.mutable_sampling()->set_seed(5);
+  const std::vector<std::vector<std::string>> pieces = {
+      {"why</th", "ink>", "Two calls.", R"(<tool_call>{"name": "a", "argu)",
+       R"(ments": {"x": 1}}</tool_)", "call>"},
+      {"hm", "</think>No ", R"(call <tool_)", R"(call>{"name": "b", "arguments": {"y)",
+       R"(": 2}}</tool)", "_call>"}};
+  grpc::ClientContext context;
+  auto stream = stub_->Generate(&context, request);
+  const auto live = engine_.Await();
+  live.sink->OnAdmitted();
+  uint32_t index[2] = {0, 0};
+  for (size_t i = 0; i < pieces[0].size(); ++i) {
+    for (const uint32_t choice : {1u, 0u}) {
+      live.sink->OnDelta(FakeEngine::Delta(index[choice], pieces[choice][i], choice));
+      index[choice] += static_cast<uint32_t>(pieces[choice][i].size());
+    }
+  }
+  RequestEnd cut = FakeEngine::End(index[0], 0);
+  live.sink->OnChoiceEnd(cut);
+  RequestEnd stop = FakeEngine::End(index[1], 1);
+  stop.finish_reason = FinishReason::kStop;
+  stop.matched_token = kByteTokenizerEos;
+  live.sink->OnEnd(stop);
+  std::string text[2], reasoning[2], name[2], arguments[2], id[2];
+  v1::FinishReason reasons[2] = {};
+  v1::GenerateResponse response;
+  while (stream->Read(&response)) {
+    const uint32_t choice = response.choice();
+    ASSERT_LT(choice, 2u);
+    text[choice] += response.text();
+    reasoning[choice] += response.reasoning();
+    name[choice] += response.tool_call().name();
+    arguments[choice] += response.tool_call().arguments_json();
+    id[choice] += response.tool_call().id();
+    if (response.has_finished()) reasons[choice] = response.finished().reason();
+  }
+  ASSERT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(reasoning[0], "why");
+  EXPECT_EQ(reasoning[1], "hm");
+  EXPECT_EQ(text[0], "Two calls.");
+  EXPECT_EQ(text[1], "No call");
+  EXPECT_EQ(name[0] + " " + arguments[0], R"(a {"x": 1})");
+  EXPECT_EQ(name[1] + " " + arguments[1], R"(b {"y": 2})");
+  EXPECT_THAT(id, ElementsAre(SizeIs(9), SizeIs(9)));
+  EXPECT_NE(id[0], id[1]);
+  EXPECT_EQ(reasons[0], v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(reasons[1], v1::FINISH_REASON_TOOL_CALLS);
+  // The second choice's id is that of the request that gives this choice alone.
+  request.clear_choices();
+  request.mutable_sampling()->set_seed(ChoiceSeed(5, 1));
+  EXPECT_EQ(Stream(request, pieces[1]).id, id[1]);
 }
 
 TEST_F(ChatTest, ListModelsNamesTheNotations) {

@@ -33,6 +33,16 @@ class FakeEngine : public Engine {
     changed_.notify_all();
     return submitted_.size();
   }
+  absl::StatusOr<std::vector<RequestHandle>> SubmitAll(
+      std::vector<Submission> submissions) override {
+    std::vector<RequestHandle> handles;
+    for (Submission& submission : submissions) {
+      auto handle = Submit(std::move(submission.request), std::move(submission.sink));
+      if (!handle.ok()) return handle.status();
+      handles.push_back(*handle);
+    }
+    return handles;
+  }
   void Cancel(RequestHandle request) override {
     std::lock_guard<std::mutex> lock(mu_);
     cancelled_.push_back(absl::StrCat("#", request));
@@ -82,19 +92,22 @@ class FakeEngine : public Engine {
     submitted.swap(submitted_);
   }
 
-  static TokenDelta Delta(uint32_t index, const std::string& text) {
+  static TokenDelta Delta(uint32_t index, const std::string& text, uint32_t choice = 0) {
     TokenDelta delta;
+    delta.choice = choice;
     for (const char c : text) delta.tokens.push_back(static_cast<unsigned char>(c));
     delta.first_index = index;
     delta.text = text;
     return delta;
   }
-  static RequestEnd End(uint32_t tokens) {
+  static RequestEnd End(uint32_t tokens, uint32_t choice = 0) {
     RequestEnd end;
+    end.choice = choice;
     end.finish_reason = FinishReason::kLength;
     end.prompt_tokens = 3;
     end.completion_tokens = tokens;
     end.timings = {absl::Milliseconds(1), absl::Milliseconds(20), absl::Milliseconds(1500)};
+    end.all = {.completion_tokens = tokens, .timings = end.timings};
     return end;
   }
   static RequestEnd Failed(absl::Status status) {

@@ -1,6 +1,7 @@
 // Generate and Complete over real gRPC: streams, ends, cancellation, deadlines, slow readers,
 // errors with their details.
 
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -319,9 +320,10 @@ TEST_F(GenerateTest, ShutdownWithALiveStreamEndsIt) {
 
 class SlowReaderTest : public FrontendTest {
  protected:
-  void SetUp() override {
-    options_.slow_reader.max_pending_tokens = 10;
-    options_.slow_reader.patience = absl::Milliseconds(200);
+  void SetUp() override { Begin(10, absl::Milliseconds(200)); }
+  void Begin(uint32_t max_pending_tokens, absl::Duration patience) {
+    options_.slow_reader.max_pending_tokens = max_pending_tokens;
+    options_.slow_reader.patience = patience;
     StartServer();
     // A window that fills at once.
     grpc::ChannelArguments arguments;
@@ -369,6 +371,52 @@ TEST_F(SlowReaderTest, AClientThatNeverReadsIsCutOff) {
   }
   // The server waits for no client: with the stream still open it would not come down.
   server_->Shutdown(absl::InfiniteDuration());
+  EXPECT_FALSE(Finish(*stream).ok());
+}
+
+// Only the end is left to be taken: that is no reason for an error.
+TEST_F(SlowReaderTest, AClientThatTakesItsTokensLateGetsItsEnd) {
+  server_->Shutdown(absl::ZeroDuration());
+  Begin(10, absl::Seconds(2));
+  grpc::ClientContext context;
+  auto stream = slow_->Generate(&context, Request());
+  const auto live = engine_.Await();
+  live.sink->OnAdmitted();
+  live.sink->OnDelta(FakeEngine::Delta(0, std::string(300'000, 'x')));  // more than its window
+  while (metrics_.Seen("backlog") > 0) std::this_thread::yield();
+  live.sink->OnEnd(FakeEngine::End(300'000));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2'700));
+  v1::GenerateResponse response;
+  uint32_t tokens = 0;
+  bool finished = false;
+  while (stream->Read(&response)) {
+    tokens += response.token_count();
+    finished |= response.has_finished();
+  }
+  const grpc::Status status = stream->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(tokens, 300'000u);
+  EXPECT_TRUE(finished);
+  EXPECT_EQ(metrics_.Seen("slow_readers"), 0);
+}
+
+TEST_F(SlowReaderTest, AClientThatDoesNotTakeTheLastMessageIsCountedWhenItIsCutOff) {
+  server_->Shutdown(absl::ZeroDuration());
+  Begin(1 << 20, absl::Milliseconds(200));
+  grpc::ClientContext context;
+  auto stream = slow_->Generate(&context, Request());
+  {
+    const auto live = engine_.Await();
+    live.sink->OnAdmitted();
+    live.sink->OnDelta(FakeEngine::Delta(0, std::string(150'000, 'x')));
+    while (metrics_.Seen("backlog") > 0) std::this_thread::yield();
+    live.sink->OnDelta(FakeEngine::Delta(150'000, std::string(150'000, 'x')));
+    live.sink->OnEnd(FakeEngine::End(300'000));
+  }
+  engine_.ForgetAll();
+  v1::GenerateResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  metrics_.Await("slow_readers", 1);
   EXPECT_FALSE(Finish(*stream).ok());
 }
 

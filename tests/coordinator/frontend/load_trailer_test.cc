@@ -20,8 +20,10 @@ using xds::data::orca::v3::OrcaLoadReport;
 EngineStats Busy() {
   EngineStats stats;
   stats.group = EngineStats::GroupState::kReady;
-  stats.running = 8;
+  stats.running = 5;
   stats.waiting = 4;
+  stats.running_choices = 8;
+  stats.waiting_choices = 4;
   stats.waiting_tokens = 100;
   stats.places = 8;
   stats.blocks_total = 10;
@@ -58,7 +60,7 @@ TEST(LoadReport, SaysHowMuchIsAskedForInRelationToWhatRunsAtOnce) {
   EXPECT_EQ(report.named_metrics().at("waiting"), 4);
   EXPECT_EQ(report.named_metrics().at("predicted_wait_seconds"), 0.25);
   EngineStats full = Busy();
-  full.running = full.waiting = 1;
+  full.running_choices = full.waiting_choices = 1;
   full.blocks_used = 9;
   EXPECT_EQ(LoadReport(full, absl::Now()).application_utilization(), 0.9);
   EXPECT_EQ(LoadReport(EngineStats(), absl::Now()).application_utilization(), 0);
@@ -91,7 +93,7 @@ TEST_F(LoadTrailerTest, IsOnRefusalsThatAlsoSayWhenToComeBack) {
 }
 
 TEST_F(LoadTrailerTest, IsOnUnaryAnswers) {
-  EXPECT_EQ(ReportOn("ListModels", v1::ListModelsRequest()).named_metrics().at("running"), 8);
+  EXPECT_EQ(ReportOn("ListModels", v1::ListModelsRequest()).named_metrics().at("running"), 5);
 }
 
 TEST_F(LoadTrailerTest, HealthChecksGoWithout) {

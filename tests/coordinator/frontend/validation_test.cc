@@ -176,6 +176,8 @@ TEST_F(ValidationTest, EachWrongFieldIsNamed) {
       {"output.top_logprobs", [](auto& r) { r.mutable_output()->set_top_logprobs(21); }},
       {"constraint", [](auto& r) { r.mutable_constraint(); }},
       {"choices", [](auto& r) { r.set_choices(0); }},
+      {"choices", [](auto& r) { r.set_choices(129); }},
+      {"choices", [](auto& r) { r.set_choices(1'000'000); }},
       {"request_id", [](auto& r) { r.set_request_id(""); }},
       {"request_id", [](auto& r) { r.set_request_id("with blank"); }},
       {"request_id", [](auto& r) { r.set_request_id("line\nbreak"); }},
@@ -208,11 +210,8 @@ TEST_F(ValidationTest, WhatIsNotBuiltIsUnimplementedAndNamesTheField) {
     std::function<void(v1::GenerateRequest&)> change;
   };
   const std::vector<Case> cases = {
-      {"choices", [](auto& r) { r.set_choices(2); }},
       {"adapter", [](auto& r) { r.set_adapter("lora"); }},
       {"media", [](auto& r) { r.add_media(); }},
-      {"resume", [](auto& r) { r.mutable_resume(); }},
-      {"output.status_events", [](auto& r) { r.mutable_output()->set_status_events(true); }},
       {"chat.messages[0].media",
        [](auto& r) {
          r.mutable_chat()->add_messages()->set_role("user"),
@@ -263,14 +262,6 @@ TEST_F(ValidationTest, AnUnknownModelIsNotFoundAndTheKnownAreListed) {
   auto stream = stub_->Generate(&context, request);
   engine_.Await().sink->OnEnd(FakeEngine::End(0));
   EXPECT_TRUE(Finish(*stream).ok());
-}
-
-TEST_F(ValidationTest, EmbedSaysWhatIsBuilt) {
-  grpc::ClientContext context;
-  v1::EmbedResponse embed;
-  const grpc::Status status = stub_->Embed(&context, v1::EmbedRequest(), &embed);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("Score"));
 }
 
 TEST_F(ValidationTest, TokenizeAndBack) {

@@ -1,7 +1,5 @@
 #include "coordinator/grammar/grammar_compiler.h"
 
-#include <csignal>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,80 +10,12 @@
 #include <gtest/gtest.h>
 
 #include "proto/status_details.h"
-#include "tests/support/byte_tokenizer.h"
+#include "tests/coordinator/grammar/compiler_fixture.h"
 
 namespace bitshard {
 namespace {
 
 using Kind = Constraint::Kind;
-
-std::vector<std::string> GuardCommand() {
-  return {absl::StrCat(std::getenv("TEST_SRCDIR"), "/", std::getenv("TEST_WORKSPACE"),
-                       "/tests/coordinator/grammar/guard_main")};
-}
-
-const VocabularyBytes& Vocabulary() {
-  static const VocabularyBytes& vocabulary =
-      *new VocabularyBytes(VocabularyBytes::Of(*MakeByteTokenizer(), kByteTokenizerVocab, {}));
-  return vocabulary;
-}
-
-GrammarCompiler::Options Options() {
-  GrammarCompiler::Options options;
-  options.guard_command = GuardCommand();
-  options.limits.cpu_time = absl::Seconds(1);
-  options.limits.wall_time = absl::Seconds(60);
-  options.limits.memory_bytes = uint64_t{128} << 20;
-  return options;
-}
-
-// A result that comes later.
-struct Answer {
-  GrammarCompiler::Done Taker() {
-    return [this](const GrammarCompiler::Result& r) {
-      result = r;
-      done.Notify();
-    };
-  }
-  const GrammarCompiler::Result& Await() {
-    done.WaitForNotification();
-    return result;
-  }
-  absl::Notification done;
-  GrammarCompiler::Result result = absl::UnknownError("not yet");
-};
-
-Constraint Regex(std::string text) { return {Kind::kRegex, std::move(text), {}}; }
-
-TEST(CompileGuard, TellsWhatIsWrongAndGoesOn) {
-  const std::string vocabulary = Vocabulary().Serialize();
-  CompileGuard guard(GuardCommand(), &vocabulary, Options().limits);
-  EXPECT_EQ(guard.pid(), 0) << "started before anybody asked";
-  EXPECT_TRUE(guard.Try(Regex("a+")).ok());
-  const pid_t pid = guard.pid();
-  const absl::Status wrong = guard.Try(Regex("(a"));
-  EXPECT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(wrong.message().substr(0, 18), "constraint.regex: ") << wrong;
-  EXPECT_TRUE(guard.Try({Kind::kChoice, "", {"a", "b"}}).ok());
-  EXPECT_TRUE(guard.Try({Kind::kJsonSchema, "{\"type\":\"object\"}", {}}).ok());
-  EXPECT_EQ(guard.pid(), pid);
-}
-
-TEST(CompileGuard, ADeadProcessIsReplaced) {
-  const std::string vocabulary = Vocabulary().Serialize();
-  CompileGuard guard(GuardCommand(), &vocabulary, Options().limits);
-  ASSERT_TRUE(guard.Try(Regex("a")).ok());
-  const pid_t pid = guard.pid();
-  ASSERT_EQ(kill(pid, SIGKILL), 0);
-  EXPECT_TRUE(guard.Try(Regex("b")).ok());
-  EXPECT_NE(guard.pid(), pid);
-}
-
-TEST(CompileGuard, AMissingProgramIsUnavailable) {
-  const std::string vocabulary = Vocabulary().Serialize();
-  CompileGuard guard({"/nowhere/guard"}, &vocabulary, Options().limits);
-  EXPECT_EQ(guard.Try(Regex("a")).code(), absl::StatusCode::kUnavailable);
-}
 
 // Everything here is small as text. Each is compiled, or refused by a bound; nothing else happens,
 // and the next one is served.
@@ -110,7 +40,7 @@ TEST(GrammarCompiler, ExplosiveConstraintsAreCompiledOrRefused) {
   for (int i = 0; i < 3000; ++i) absl::StrAppend(&alternatives, i == 0 ? "" : "|", "(a|b)*", i);
   alternatives += ")*";
 
-  GrammarCompiler compiler(Vocabulary(), Options());
+  GrammarCompiler compiler(Vocabulary(), CompilerOptions());
   const Constraint constraints[] = {
       Regex("a{1000000000}"),
       Regex("(a{1,1000}){1,1000}"),
@@ -133,7 +63,7 @@ TEST(GrammarCompiler, ExplosiveConstraintsAreCompiledOrRefused) {
   };
   for (const Constraint& constraint : constraints) {
     Answer answer;
-    compiler.Compile(constraint, answer.Taker());
+    compiler.Compile(constraint, "", answer.Taker());
     const absl::Status status = answer.Await().status();
     std::printf("%s %.60s: %.*s\n", std::string(constraint.Field()).c_str(),
                 constraint.text.c_str(),
@@ -141,19 +71,20 @@ TEST(GrammarCompiler, ExplosiveConstraintsAreCompiledOrRefused) {
                 status.ToString().c_str());
     EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << status;
     Answer next;
-    compiler.Compile(Regex(absl::StrCat("n", compiler.compiled())), next.Taker());
+    compiler.Compile(Regex(absl::StrCat("n", compiler.compiled())), "", next.Taker());
     EXPECT_TRUE(next.Await().ok()) << next.result.status();
   }
 }
 
 TEST(GrammarCompiler, KeepsWhatItCompiledAndForgetsTheOldest) {
-  GrammarCompiler::Options options = Options();
-  options.kept_grammars = 3;
+  GrammarCompiler::Options options = CompilerOptions();
+  options.shelf.kept_grammars = 3;
+  options.threads = 1;
   GrammarCompiler compiler(Vocabulary(), options);
   std::shared_ptr<const CompiledGrammar> first;
   for (const char* text : {"a", "b", "c", "a", "d", "e", "a"}) {
     Answer answer;
-    compiler.Compile(Regex(text), answer.Taker());
+    compiler.Compile(Regex(text), "", answer.Taker());
     ASSERT_TRUE(answer.Await().ok()) << answer.result.status();
     if (first == nullptr) first = *answer.result;
     if (std::string(text) == "a") {
@@ -163,25 +94,26 @@ TEST(GrammarCompiler, KeepsWhatItCompiledAndForgetsTheOldest) {
   EXPECT_EQ(compiler.compiled(), 5u);
   EXPECT_EQ(compiler.kept(), 3u);
   Answer answer;
-  compiler.Compile(Regex("b"), answer.Taker());
+  compiler.Compile(Regex("b"), "", answer.Taker());
   ASSERT_TRUE(answer.Await().ok());
   EXPECT_EQ(compiler.compiled(), 6u) << "b is the one used longest ago";
 }
 
 TEST(GrammarCompiler, KeepsWithinItsBytes) {
-  GrammarCompiler::Options options = Options();
-  options.kept_bytes = 1;
+  GrammarCompiler::Options options = CompilerOptions();
+  options.shelf.kept_bytes = 1;
+  options.threads = 1;
   GrammarCompiler compiler(Vocabulary(), options);
   for (const char* text : {"a", "b", "c"}) {
     Answer answer;
-    compiler.Compile(Regex(text), answer.Taker());
+    compiler.Compile(Regex(text), "", answer.Taker());
     ASSERT_TRUE(answer.Await().ok());
   }
   EXPECT_EQ(compiler.kept(), 1u);
 }
 
 TEST(GrammarCompiler, CompilesOnceForAllWhoAskAndBoundsItsQueue) {
-  GrammarCompiler::Options options = Options();
+  GrammarCompiler::Options options = CompilerOptions();
   options.threads = 1;
   options.max_waiting = 2;
   absl::Notification hold, held;
@@ -193,16 +125,16 @@ TEST(GrammarCompiler, CompilesOnceForAllWhoAskAndBoundsItsQueue) {
   };
   Answer a, b, b2, c, d, refused;
   GrammarCompiler compiler(Vocabulary(), options);
-  compiler.Compile(Regex("a"), a.Taker());
+  compiler.Compile(Regex("a"), "", a.Taker());
   held.WaitForNotification();
-  compiler.Compile(Regex("b"), b.Taker());
-  compiler.Compile(Regex("c"), c.Taker());
-  compiler.Compile(Regex("b"), b2.Taker());
-  compiler.Compile(Regex("d"), d.Taker());
+  compiler.Compile(Regex("b"), "", b.Taker());
+  compiler.Compile(Regex("c"), "", c.Taker());
+  compiler.Compile(Regex("b"), "", b2.Taker());
+  compiler.Compile(Regex("d"), "", d.Taker());
   ASSERT_TRUE(d.done.HasBeenNotified()) << "a full queue answers at once";
   EXPECT_EQ(d.result.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(RetryDelay(d.result.status()).has_value());
-  compiler.Compile(Regex(""), refused.Taker());
+  compiler.Compile(Regex(""), "", refused.Taker());
   ASSERT_TRUE(refused.done.HasBeenNotified());
   EXPECT_EQ(refused.result.status().code(), absl::StatusCode::kInvalidArgument);
   hold.Notify();
@@ -215,7 +147,7 @@ TEST(GrammarCompiler, CompilesOnceForAllWhoAskAndBoundsItsQueue) {
 }
 
 TEST(GrammarCompiler, BoundsWhoWaitsForTheSameConstraint) {
-  GrammarCompiler::Options options = Options();
+  GrammarCompiler::Options options = CompilerOptions();
   options.threads = 1;
   options.max_callers = 2;
   absl::Notification hold, held;
@@ -225,21 +157,21 @@ TEST(GrammarCompiler, BoundsWhoWaitsForTheSameConstraint) {
   };
   Answer a, b, c, d;
   GrammarCompiler compiler(Vocabulary(), options);
-  compiler.Compile(Regex("a"), a.Taker());
+  compiler.Compile(Regex("a"), "", a.Taker());
   held.WaitForNotification();
-  compiler.Compile(Regex("a"), b.Taker());
-  compiler.Compile(Regex("a"), c.Taker());
+  compiler.Compile(Regex("a"), "", b.Taker());
+  compiler.Compile(Regex("a"), "", c.Taker());
   ASSERT_TRUE(c.done.HasBeenNotified());
   EXPECT_EQ(c.result.status().code(), absl::StatusCode::kResourceExhausted);
   hold.Notify();
   EXPECT_TRUE(a.Await().ok());
   EXPECT_TRUE(b.Await().ok());
-  compiler.Compile(Regex("d"), d.Taker());
+  compiler.Compile(Regex("d"), "", d.Taker());
   EXPECT_TRUE(d.Await().ok());
 }
 
 TEST(GrammarCompiler, StopAnswersWhoWaitsForTheConstraintAtHand) {
-  GrammarCompiler::Options options = Options();
+  GrammarCompiler::Options options = CompilerOptions();
   options.threads = 1;
   absl::Notification hold, held;
   options.on_compiled = [&](Constraint::Kind, absl::Duration, const absl::Status&) {
@@ -248,19 +180,19 @@ TEST(GrammarCompiler, StopAnswersWhoWaitsForTheConstraintAtHand) {
   };
   Answer a, b;
   GrammarCompiler compiler(Vocabulary(), options);
-  compiler.Compile(Regex("a"), a.Taker());
+  compiler.Compile(Regex("a"), "", a.Taker());
   held.WaitForNotification();
   compiler.Stop();
   ASSERT_TRUE(a.done.HasBeenNotified());
   EXPECT_EQ(a.result.status().code(), absl::StatusCode::kUnavailable);
-  compiler.Compile(Regex("b"), b.Taker());
+  compiler.Compile(Regex("b"), "", b.Taker());
   ASSERT_TRUE(b.done.HasBeenNotified());
   EXPECT_EQ(b.result.status().code(), absl::StatusCode::kUnavailable);
   hold.Notify();
 }
 
 TEST(GrammarCompiler, WhatWaitsAtItsEndIsTold) {
-  GrammarCompiler::Options options = Options();
+  GrammarCompiler::Options options = CompilerOptions();
   options.threads = 1;
   absl::Notification hold, held;
   options.on_compiled = [&](Constraint::Kind, absl::Duration, const absl::Status&) {
@@ -269,9 +201,9 @@ TEST(GrammarCompiler, WhatWaitsAtItsEndIsTold) {
   };
   Answer a, b;
   auto compiler = std::make_unique<GrammarCompiler>(Vocabulary(), options);
-  compiler->Compile(Regex("a"), a.Taker());
+  compiler->Compile(Regex("a"), "", a.Taker());
   held.WaitForNotification();
-  compiler->Compile(Regex("b"), [&](const GrammarCompiler::Result& r) {
+  compiler->Compile(Regex("b"), "", [&](const GrammarCompiler::Result& r) {
     b.Taker()(r);
     hold.Notify();
   });

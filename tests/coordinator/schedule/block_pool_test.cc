@@ -89,6 +89,48 @@ TEST(BlockPool, KeptBlockIsCachedWithItsLastOwnerAndGivenAwayOnlyWhenForgotten) 
   EXPECT_TRUE(pool.CheckInvariants({}).ok()) << pool.CheckInvariants({});
 }
 
+TEST(BlockPool, UsedBlocksComeBackBeforeUntouchedOnesAndBothBeforeCachedOnes) {
+  BlockPool pool(4);
+  const std::vector<BlockId> ids = *pool.Allocate(2);
+  pool.Keep(ids[0]);
+  pool.Release(ids[0]);
+  pool.Release(ids[1]);
+  EXPECT_EQ(*pool.Allocate(1), (std::vector<BlockId>{ids[1]}));
+  EXPECT_EQ(*pool.Allocate(2), (std::vector<BlockId>{2, 3}));
+  EXPECT_TRUE(pool.is_cached(ids[0]));
+  EXPECT_FALSE(pool.Allocate(1).ok());
+}
+
+TEST(BlockPool, BlocksThatOnlyOwnersHoldWhoGiveWayAreReclaimable) {
+  constexpr auto kGivesWay = BlockPool::Owner::kGivesWay;
+  BlockPool pool(4);
+  const std::vector<BlockId> ids = *pool.Allocate(2, kGivesWay);
+  const BlockId firm = pool.Allocate(1)->front();
+  EXPECT_EQ(pool.reclaimable(), 2u);
+  EXPECT_FALSE(pool.has_firm_owner(ids[0]));
+  EXPECT_TRUE(pool.has_firm_owner(firm));
+  pool.AddReference(ids[0]);
+  pool.AddReference(firm, kGivesWay);
+  EXPECT_EQ(pool.reclaimable(), 1u);
+  pool.Release(firm);  // the other one stays
+  EXPECT_EQ(pool.reclaimable(), 2u);
+  pool.Keep(firm);
+  pool.Release(firm, kGivesWay);
+  EXPECT_EQ(pool.reclaimable(), 1u);
+  EXPECT_EQ(pool.cached(), 1u);
+  pool.AddReference(firm, kGivesWay);
+  EXPECT_EQ(pool.reclaimable(), 2u);
+  pool.ReleaseToQuarantine(ids[1], kGivesWay);
+  EXPECT_EQ(pool.reclaimable(), 1u);
+  pool.AddReference(ids[0], kGivesWay);
+  pool.ReleaseToQuarantine(ids[0]);  // condemned: nobody gets it any more
+  EXPECT_EQ(pool.reclaimable(), 1u);
+  const std::vector<BlockId> table = {firm, ids[0]}, other = {ids[0]};
+  const std::vector<const std::vector<BlockId>*> tables = {&table, &other};
+  EXPECT_TRUE(pool.CheckInvariants(tables, tables).ok()) << pool.CheckInvariants(tables, tables);
+  EXPECT_FALSE(pool.CheckInvariants(tables).ok());
+}
+
 TEST(BlockPoolDeathTest, KeptBlockCannotGoToQuarantine) {
   BlockPool pool(1);
   const BlockId id = pool.Allocate(1)->front();
@@ -112,14 +154,19 @@ TEST(BlockPool, CountsAndReferencesHoldUnderRandomUse) {
     auto below = [&](size_t n) { return static_cast<uint32_t>(random() % n); };
     BlockPool pool(1 + below(40));
     std::vector<std::vector<BlockId>> tables(6);
+    const auto owner_of = [](size_t table) {
+      return table % 2 == 0 ? BlockPool::Owner::kFirm : BlockPool::Owner::kGivesWay;
+    };
     for (int move = 0; move < 200; ++move) {
-      std::vector<BlockId>& table = tables[below(tables.size())];
+      const size_t which = below(tables.size());
+      std::vector<BlockId>& table = tables[which];
+      const BlockPool::Owner owner = owner_of(which);
       switch (below(5)) {
         case 0:
         case 1: {
           const uint32_t count = below(8);
           const uint32_t free_before = pool.free();
-          const absl::StatusOr<std::vector<BlockId>> ids = pool.Allocate(count);
+          const absl::StatusOr<std::vector<BlockId>> ids = pool.Allocate(count, owner);
           ASSERT_EQ(ids.ok(), count <= free_before);
           if (ids.ok()) table.insert(table.end(), ids->begin(), ids->end());
           break;
@@ -128,28 +175,31 @@ TEST(BlockPool, CountsAndReferencesHoldUnderRandomUse) {
           const std::vector<BlockId>& other = tables[below(tables.size())];
           if (other.empty() || std::count(table.begin(), table.end(), other.front()) > 0) break;
           const BlockId id = other.front();
-          pool.AddReference(id);
+          pool.AddReference(id, owner);
           table.push_back(id);
           break;
         }
         case 3:
-          for (BlockId id : table) pool.Release(id);
+          for (BlockId id : table) pool.Release(id, owner);
           table.clear();
           break;
         case 4:
           if (below(8) > 0) break;
-          for (BlockId id : table) pool.ReleaseToQuarantine(id);
+          for (BlockId id : table) pool.ReleaseToQuarantine(id, owner);
           table.clear();
           break;
       }
-      std::vector<const std::vector<BlockId>*> owners;
-      for (const std::vector<BlockId>& t : tables) owners.push_back(&t);
-      const absl::Status status = pool.CheckInvariants(owners);
+      std::vector<const std::vector<BlockId>*> owners, giving_way;
+      for (size_t i = 0; i < tables.size(); ++i) {
+        owners.push_back(&tables[i]);
+        if (owner_of(i) == BlockPool::Owner::kGivesWay) giving_way.push_back(&tables[i]);
+      }
+      const absl::Status status = pool.CheckInvariants(owners, giving_way);
       ASSERT_TRUE(status.ok()) << status << " after move " << move;
       ASSERT_EQ(pool.free() + pool.used() + pool.quarantined(), pool.total());
     }
-    for (std::vector<BlockId>& table : tables) {
-      for (BlockId id : table) pool.Release(id);
+    for (size_t i = 0; i < tables.size(); ++i) {
+      for (BlockId id : tables[i]) pool.Release(id, owner_of(i));
     }
     EXPECT_EQ(pool.used(), 0u);
   }

@@ -68,6 +68,47 @@ TEST_F(FairQueueTest, OneTenantIsServedFirstComeFirstServed) {
   EXPECT_TRUE(queue_.empty());
 }
 
+TEST_F(FairQueueTest, InOrderForetellsTheOrderOfService) {
+  std::mt19937 random(3);
+  queue_.set_weights({{"a", 2}, {"c", 0.5}});
+  for (int round = 0; round < 50; ++round) {
+    for (int i = 0; i < 30; ++i) {
+      Add(std::string(1, static_cast<char>('a' + random() % 4)), 1 + random() % 40,
+          static_cast<int32_t>(random() % 2), random() % 4 == 0);
+    }
+    // Some run, and of these some wait again.
+    for (int i = 0; i < 6; ++i) {
+      Sequence* served = Serve();
+      if (i % 2 == 0) queue_.insert(served);
+    }
+    const std::vector<const Sequence*> order = queue_.InOrder();
+    ASSERT_EQ(order.size(), queue_.size());
+    for (const Sequence* next : order) ASSERT_EQ(Serve(), next) << "round " << round;
+    while (!sequences_.empty()) Leave(sequences_.begin()->second.get());
+    EXPECT_TRUE(queue_.InOrder().empty());
+  }
+}
+
+// What came with a resumed request is computed as a prompt is, and paid for alike.
+TEST_F(FairQueueTest, OutputsThatCameAlongArePaidForAsAPrompt) {
+  SequenceSpec spec;
+  spec.id = ++last_id_;
+  spec.tenant = "a";
+  spec.prompt.assign(10, 1);
+  spec.outputs.assign(30, 2);
+  spec.max_tokens = 100;
+  Sequence resumed(std::move(spec));
+  queue_.Join(&resumed);
+  queue_.insert(&resumed);
+  queue_.erase(&resumed);
+  queue_.Charge(&resumed, 0, 25, std::nullopt);
+  queue_.Charge(&resumed, 25, 15, /*output_index=*/30);
+  EXPECT_EQ(Service("a"), 40 + FairQueue::kOutputWeight);
+  queue_.Charge(&resumed, 0, 40, /*output_index=*/30);  // again, after a preemption
+  EXPECT_EQ(Service("a"), 40 + FairQueue::kOutputWeight);
+  queue_.Leave(&resumed);
+}
+
 TEST_F(FairQueueTest, ATenantWithAThousandRequestsDelaysAnotherByOneOfThem) {
   for (int i = 0; i < 1000; ++i) Add("a");
   EXPECT_EQ(Order(100), std::string(100, 'a'));

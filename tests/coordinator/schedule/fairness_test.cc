@@ -208,6 +208,92 @@ TEST(ServiceClass, BatchIsThereLastOfAllPriorities) {
   EXPECT_EQ(service.started, (std::vector<SequenceId>{late, batch}));
 }
 
+TEST(Levels, APromptUnderWayPausesForAnEarlierLevelAndKeepsItsBlocks) {
+  Service service(Limits(/*blocks=*/100, /*slots=*/4, /*budget=*/10));
+  const SequenceId late = service.Add("a", 35, 3, /*batch=*/false, /*priority=*/5);
+  EXPECT_EQ(service.Step(), (Rows{{late, 10}}));
+  const SequenceId early = service.Add("a", 24, 3);
+  EXPECT_EQ(service.Step(), (Rows{{early, 10}}));
+  EXPECT_EQ(service.scheduler.Get(late).computed, 10u);
+  EXPECT_EQ(service.Step(), (Rows{{early, 10}}));
+  EXPECT_EQ(service.Step(), (Rows{{early, 4}, {late, 6}}));
+  // Decodes pause for nobody, and one level shares what is left as ever.
+  EXPECT_EQ(service.Step(), (Rows{{early, 1}, {late, 9}}));
+  const SequenceId same = service.Add("b", 5, 1, /*batch=*/false, /*priority=*/5);
+  EXPECT_EQ(service.Step(), (Rows{{early, 1}, {late, 9}}));
+  EXPECT_EQ(service.Step(), (Rows{{late, 1}, {same, 5}}));
+  EXPECT_EQ(service.scheduler.preemptions(), 0u);
+}
+
+TEST(Levels, WhatFindsNoRoomHoldsUpNoPromptThatIsUnderWay) {
+  Service service(Limits(/*blocks=*/10, /*slots=*/4, /*budget=*/10));
+  const SequenceId late = service.Add("a", 35, 1, /*batch=*/false, /*priority=*/5);  // 9 blocks
+  EXPECT_EQ(service.Step(), (Rows{{late, 10}}));
+  const SequenceId early = service.Add("a", 8, 1);
+  const SequenceId last = service.Add("a", 1, 1, /*batch=*/false, /*priority=*/7);
+  for (const uint32_t tokens : {10u, 10u, 5u}) {
+    EXPECT_EQ(service.Step(), (Rows{{late, tokens}}));  // and `last` does not pass `early` by
+  }
+  EXPECT_EQ(service.Step(), (Rows{{early, 8}, {last, 1}}));
+}
+
+TEST(Levels, AnEarlierOneIsAskedForFirstOfWhatTheItlBoundLeaves) {
+  Service service(Limits(/*blocks=*/100, /*slots=*/4, /*budget=*/20));
+  const PrefillLimit limit = [](const StepLoad& load, uint32_t) {
+    return load.prefill_tokens == 0 ? 5u : 0u;
+  };
+  const SequenceId decoding = service.Add("a", 2, 10);
+  service.Step(&limit);
+  const SequenceId late = service.Add("a", 12, 10, /*batch=*/false, /*priority=*/5);
+  EXPECT_EQ(service.Step(&limit), (Rows{{decoding, 1}, {late, 5}}));
+  const SequenceId early = service.Add("a", 7, 10);
+  EXPECT_EQ(service.Step(&limit), (Rows{{decoding, 1}, {early, 5}}));
+  EXPECT_EQ(service.Step(&limit), (Rows{{decoding, 1}, {early, 2}}));
+  EXPECT_EQ(service.Step(&limit), (Rows{{decoding, 1}, {early, 1}, {late, 5}}));
+}
+
+TEST(Levels, AsManyBatchSequencesAsNeedBeGiveWayInOneStep) {
+  Service service(Limits(/*blocks=*/64, /*slots=*/16, /*budget=*/200));
+  for (int i = 0; i < 16; ++i) service.Add("a", 8, 20, /*batch=*/true);  // 2 blocks, then 3
+  service.Step();
+  service.Step();
+  ASSERT_EQ(service.scheduler.blocks().used(), 48u);
+  ASSERT_EQ(service.scheduler.blocks().reclaimable(), 48u);
+  // 16 blocks are free, 25 are wanted: three batch sequences are enough.
+  const SequenceId large = service.Add("a", 100, 1);
+  EXPECT_EQ(service.Step().front(), (std::pair<SequenceId, uint32_t>(large, 100)));
+  EXPECT_EQ(service.scheduler.preemptions(), 3u);
+  EXPECT_EQ(service.scheduler.running(), 13u);
+}
+
+TEST(Levels, TellsWhatRunsAndWaitsAgainAtEach) {
+  Service service(Limits(/*blocks=*/100, /*slots=*/2, /*budget=*/10));
+  service.Add("a", 4, 20, /*batch=*/true);
+  service.Add("a", 4, 20, /*batch=*/true);
+  service.Step();
+  service.Add("a", 25, 2, /*batch=*/false, /*priority=*/-3);
+  service.Step();
+  std::vector<LevelLoad> loads;
+  service.scheduler.FillLevelLoads(&loads);
+  ASSERT_EQ(loads.size(), 2u);
+  EXPECT_EQ(loads[0].level, (ServiceLevel{.batch = false, .priority = -3}));
+  EXPECT_EQ(loads[0].running, 1u);
+  EXPECT_EQ(loads[0].uncomputed_tokens, 15u);
+  EXPECT_EQ(loads[0].waiting_again, 0u);
+  EXPECT_EQ(loads[1].level, (ServiceLevel{.batch = true, .priority = 0}));
+  EXPECT_EQ(loads[1].running, 1u);
+  EXPECT_EQ(loads[1].uncomputed_tokens, 0u);
+  EXPECT_EQ(loads[1].waiting_again, 1u);
+  EXPECT_EQ(loads[1].again_tokens, 5u);
+  EXPECT_EQ(service.scheduler.uncomputed_prompt_tokens(), 15u);
+  EXPECT_EQ(service.scheduler.running_prompt_tokens(), 29u);
+  EXPECT_EQ(service.scheduler.running_outputs(), 1u);
+  for (SequenceId id = 1; id <= 3; ++id) service.scheduler.Remove(id);
+  service.scheduler.FillLevelLoads(&loads);
+  EXPECT_TRUE(loads.empty());
+  EXPECT_EQ(service.scheduler.running_prompt_tokens(), 0u);
+}
+
 TEST(PrefillLimit, IsAskedOnlyBesideDecodesAndCutsWhatComesAfterThem) {
   Service service(Limits(/*blocks=*/100, /*slots=*/4, /*budget=*/20));
   std::vector<std::pair<StepLoad, uint32_t>> asked;

@@ -158,8 +158,14 @@ class Walk {
       return !one.second.batch && !scheduler_.Get(one.first).slot.has_value();
     });
     uint32_t tokens = 0;
+    const ServiceLevel* served = nullptr;  // of the prompts so far
     for (const ScheduledRow& row : schedule.rows) {
       tokens += row.n_tokens;
+      if (row.enters || row.n_tokens > 1) {
+        ASSERT_FALSE(served != nullptr && row.sequence->level < *served)
+            << "sequence " << row.sequence->id << " comes after prompts of later levels";
+        served = &row.sequence->level;
+      }
       ASSERT_FALSE(interactive_waits && row.sequence->level.batch);
       ASSERT_LE(row.n_tokens, limits_.max_chunk.value_or(limits_.token_budget));
       rows_of_chunks_ += !row.sample;

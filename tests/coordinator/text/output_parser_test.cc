@@ -327,7 +327,97 @@ TEST(OutputParser, NoCutMakesADifferenceAndNoByteIsLost) {
   }
 }
 
+// What callers have been sent of these pieces.
+std::string Sent(const std::vector<OutputPiece>& pieces) {
+  std::string text, reasoning, calls;
+  for (const OutputPiece& piece : pieces) {
+    if (piece.kind == Kind::kText) text += piece.raw;
+    if (piece.kind == Kind::kReasoning) reasoning += piece.raw;
+    if (piece.kind != Kind::kToolCall) continue;
+    if (!piece.name.empty()) calls += "\ncall " + piece.name + " " + piece.id + " ";
+    calls += piece.arguments + (piece.complete ? " end" : "");
+  }
+  return "text " + text + "\nreasoning " + reasoning + calls;
+}
+
+// An answer that is resumed is pushed in one piece up to where it stopped: what came out up to
+// there must be what has been sent.
+TEST(OutputParser, WhatIsOutAfterATextDoesNotDependOnItsCuts) {
+  std::mt19937 random(6);
+  const std::vector<std::string> fill = {" ",  "\n", "a", "é",    "{", "}",
+                                         "\"", "<",  ">", "日本", "\\"};
+  for (const Dialect& dialect : Dialects()) {
+    const OutputFormat format(dialect.source);
+    for (int round = 0; round < 60; ++round) {
+      std::string text;
+      for (int n = 1 + static_cast<int>(random() % 10); n > 0; --n) {
+        const auto& words = random() % 3 > 0 ? dialect.notation : fill;
+        text += words[random() % words.size()];
+      }
+      const OutputParserOptions options{.prompt = round % 4 == 0 ? "<think>\n" : "",
+                                        .tools = Tools()};
+      const auto piecewise = format.Make(options);
+      OutputPieces out;
+      std::vector<OutputPiece> pieces;
+      size_t begin = 0;
+      for (const size_t end : CharacterEnds(text)) {
+        piecewise->Push(std::string_view(text).substr(begin, end - begin), &out);
+        begin = end;
+        for (OutputPiece& piece : out.Take()) pieces.push_back(std::move(piece));
+        OutputPieces at_once;
+        format.Make(options)->Push(std::string_view(text).substr(0, end), &at_once);
+        ASSERT_EQ(Sent(at_once.Take()), Sent(pieces))
+            << dialect.name << ": " << text.substr(0, end);
+      }
+    }
+  }
+}
+
 // Answers made of random parts come back as these parts.
+// Answers that begin calls again and again and end none; were each read to its end, the time would
+// be that of the square of their length.
+TEST(OutputParser, LongAnswersAreReadInOneGo) {
+  constexpr std::string_view kQwen = "<tool_call><function=", kHermes = "<tool_call>",
+                             kThink = "</think>", kLlama = "<|start_header_id|> <|python_tag|>",
+                             kDeepSeek = "<｜tool▁call▁begin｜>",
+                             kHarmony = "<|channel|> <|message|>";
+  const std::vector<std::pair<std::string_view, std::string>> hostile = {
+      {kQwen, "<tool_call><function=f><parameter=n>"},
+      {kQwen, "<function=f><parameter=n>"},
+      {kQwen, "<function=f>"},
+      {kQwen, " <tool_call>\n"},
+      {kHermes, "<tool_call>{\"a\":\""},
+      {kHermes, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\""},
+      {"[TOOL_CALLS]", "[TOOL_CALLS][{\"a\":\""},
+      {"[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{\"a\":\""},
+      {"<|tool_call|>", "<|tool_call|>[{\"a\":\""},
+      {kLlama, "<|python_tag|>{\"a\":\""},
+      {kLlama, "{"},
+      {kDeepSeek, "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\":\""},
+      {kDeepSeek, "<｜tool▁call▁begin｜>"},
+      {kHarmony, "<|channel|>commentary to=functions.f<|message|>{\"a\":\""},
+      {kHarmony, "<|start|>assistant"},
+      {kThink, "<think>"},
+      {kThink, " "},
+      {"</think> </response>", "\n"},
+      {kHermes, " "},
+  };
+  for (const auto& [source, part] : hostile) {
+    std::string text = source == "</think> </response>" ? "<think></think>" : "";
+    while (text.size() < 2 << 20) text += part;
+    const Seen seen = See(Parse(source, text));
+    EXPECT_TRUE(seen.raw == text) << source << ": " << part;
+  }
+}
+
+TEST(OutputParser, ACallThatTheEndCutsOffHidesNoneAfterIt) {
+  const Seen seen = See(Parse("<tool_call><function=",
+                              "<function=f><parameter=n>1 <function=get_weather></function> x"
+                              "<function=f><parameter=n>2"));
+  EXPECT_THAT(seen.calls, ElementsAre("f {…", "get_weather {}", "f {…"));
+  EXPECT_EQ(seen.text, "<parameter=n>1x<parameter=n>2");
+}
+
 TEST(OutputParser, GeneratedAnswersComeBackAsTheyWereMade) {
   std::mt19937 random(6);
   const std::vector<std::string> words = {"one", "zwölf", "</b>",   "x < y",

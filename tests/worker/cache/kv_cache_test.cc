@@ -8,6 +8,8 @@
 
 #include <gtest/gtest.h>
 
+#include "worker/memory_report.h"
+
 namespace bitshard {
 namespace {
 
@@ -52,11 +54,38 @@ TEST(KvCache, PlanesAndScalesBeginOnCacheLines) {
   }
 }
 
+uint64_t ResidentBytes() { return MeasureMemory().kv_cache_resident_bytes(); }
+
+TEST(KvCache, TouchTakesTheHostsMemoryForTheBlocksAskedForAndKeepsWhatTheyHold) {
+  // 8 KiB a block and layer: two pages.
+  const std::vector<KvLayout> layers = {
+      {KvType::kF32, 1, 64}, {KvType::kF32, 0, 64}, {KvType::kF32, 1, 64}};
+  ASSERT_EQ(layers[0].block_bytes(), 8192);
+  auto cache = KvCache::Create(layers, 100);
+  ASSERT_TRUE(cache.ok()) << cache.status();
+  cache->layer(2)[5] = 7;
+  ASSERT_EQ(ResidentBytes(), 4096u);
+  int pieces = 1;
+  while (cache->Touch(0, 70)) ++pieces;
+  EXPECT_EQ(pieces, 3 * 3);  // 32 blocks of a layer, or what is left
+  EXPECT_EQ(ResidentBytes(), 2u * 70 * 8192);
+  EXPECT_FALSE(cache->Touch(0, 70));
+  // What steps have used meanwhile is passed over.
+  while (cache->Touch(90, 95)) {
+  }
+  EXPECT_EQ(ResidentBytes(), 2u * 75 * 8192);
+  while (cache->Touch(95, 1000)) {
+  }
+  EXPECT_EQ(ResidentBytes(), 2u * 80 * 8192);
+  EXPECT_EQ(cache->layer(2)[5], 7);
+}
+
 TEST(KvCache, RankWithoutHeadsNeedsNoMemory) {
   auto cache = KvCache::Create({{KvType::kBf16, 0, 64}}, 1000);
   ASSERT_TRUE(cache.ok()) << cache.status();
   EXPECT_EQ(cache->bytes(), 0u);
   EXPECT_EQ(cache->blocks(), 1000u);
+  EXPECT_FALSE(cache->Touch(0, 1000));
 }
 
 TEST(KvCache, MoreThanTheSystemGivesIsResourceExhausted) {

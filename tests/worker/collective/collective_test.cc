@@ -3,6 +3,7 @@
 #include "worker/collective/collective.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -222,6 +223,47 @@ TEST_P(CollectiveContract, RankThatLeavesIsNamed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("rank 1"), HasSubstr("has left")));
   EXPECT_FALSE(IsCollectiveAbort(status)) << "a rank that left is a cause";
+}
+
+// One survivor finds out and tells the others, which come later: they must not take the teller for
+// the one that left.
+TEST_P(CollectiveContract, RankThatLeavesIsNamedByEverySurvivor) {
+  for (const int world : {3, 4}) {
+    for (int leaver = 0; leaver < world; ++leaver) {
+      for (int first = 0; first < world; ++first) {
+        if (first == leaver) continue;
+        const std::string id = NewId();
+        std::vector<std::unique_ptr<Collective>> ranks(world);
+        std::vector<std::thread> threads;
+        for (int r = 0; r < world; ++r) {
+          threads.emplace_back([&, r] { ranks[r] = *Join(id, r, world); });
+        }
+        for (std::thread& thread : threads) thread.join();
+        ranks[leaver].reset();
+        // Pauses make it likely that each has heard of what those before it found out.
+        const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+        std::vector<absl::Status> ends(world);
+        threads.clear();
+        for (int i = 0; i < world; ++i) {
+          const int r = (first + i) % world;
+          if (r == leaver) continue;
+          pause();
+          threads.emplace_back([&, r] {
+            std::vector<int64_t> values(3);
+            ends[r] = ranks[r]->AllReduceSum(absl::MakeSpan(values));
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+        for (int r = 0; r < world; ++r) {
+          if (r == leaver) continue;
+          EXPECT_EQ(ends[r].code(), absl::StatusCode::kUnavailable) << ends[r];
+          EXPECT_THAT(ends[r].message(),
+                      AllOf(HasSubstr(absl::StrCat("rank ", leaver)), HasSubstr("has left")))
+              << "rank " << r << " of " << world << ", rank " << first << " was first";
+        }
+      }
+    }
+  }
 }
 
 TEST_P(CollectiveContract, KilledPeerIsNamedByEverySurvivor) {

@@ -36,6 +36,8 @@ class Log {
     absl::MutexLock lock(&mu_);
     return static_cast<int>(std::count(lines_.begin(), lines_.end(), line));
   }
+  // How many pieces of the cache the fakes still lack memory for.
+  std::atomic<int> pieces_ahead{0};
 
  private:
   mutable absl::Mutex mu_;
@@ -97,6 +99,10 @@ class FakeRunner final : public StepRunner {
     result->set_epoch(plan.epoch());
     result->set_step(plan.step());
     return result;
+  }
+  bool TakeCacheAhead() override {
+    log_->Add("take cache ahead");
+    return log_->pieces_ahead > 0 && --log_->pieces_ahead > 0;
   }
   void EndEpoch() override {
     if (collective_ == nullptr) return;

@@ -66,6 +66,23 @@ TEST_F(WorkerServiceTest, GoesThroughTheWholeBringUpAndRunsSteps) {
   });
 }
 
+TEST_F(WorkerServiceTest, TakesMemoryForTheCacheWhileItHasNothingToDo) {
+  log_.pieces_ahead = 5;
+  Start();
+  auto stream = AcceptRegistered();
+  Assign(*stream, 1);
+  AwaitLoaded(*stream);
+  EXPECT_EQ(log_.Count("take cache ahead"), 0) << "there is no cache yet";
+  BringUp(*stream, 1, 1);
+  while (log_.pieces_ahead > 0) absl::SleepFor(absl::Milliseconds(1));
+  // And looks again after each step, though not for ever.
+  log_.pieces_ahead = 1;
+  Plan(*stream, 1, 1, /*step=*/1, kAnswer);
+  EXPECT_EQ(stream->Next().step_result().step(), 1u);
+  while (log_.pieces_ahead > 0) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_LE(log_.Count("take cache ahead"), 5 + 4);
+}
+
 TEST_F(WorkerServiceTest, EndEpochFreesAStepThatHangsAndTheNextEpochBegins) {
   Start();
   auto stream = AcceptRegistered();

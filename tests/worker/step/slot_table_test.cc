@@ -17,7 +17,8 @@ constexpr SlotLimits kLimits = {.max_slots = 4,
                                 .max_step_tokens = 32,
                                 .context_tokens = 40,
                                 .vocab_size = 100,
-                                .block_tokens = 16};
+                                .block_tokens = 16,
+                                .hidden_size = 2};
 constexpr uint32_t kCacheBlocks = 8;
 
 NewSequence& AddSequence(StepPlan& plan, uint32_t slot, uint32_t gen, uint32_t tokens) {
@@ -136,6 +137,30 @@ TEST_F(SlotTableTest, ScoringStartsAtTheSecondTokenUnlessThePlanSaysLater) {
   }
 }
 
+TEST_F(SlotTableTest, RowsThatPoolGoOnWhereTheVectorIs) {
+  const float hidden[2 * 20] = {};
+  StepPlan plan;
+  AddSequence(plan, 1, 1, 20).set_pooling(internal::POOLING_MEAN);
+  AddRow(plan, 1, 1, 0, 12, internal::ROW_POOL, {1});
+  ASSERT_TRUE(table_.Check(plan).ok()) << table_.Check(plan);
+  table_.Apply(plan);
+  EXPECT_EQ(table_.slot(1).pooled.pooling(), internal::POOLING_MEAN);
+  table_.slot(1).pooled.Add(hidden, 12);
+  for (const uint32_t start : {0u, 11u}) {
+    StepPlan again;
+    AddRow(again, 1, 1, start, 20 - start, internal::ROW_POOL, {2});
+    EXPECT_FALSE(table_.Check(again).ok()) << "token " << start << " would go in twice";
+  }
+  StepPlan next;
+  AddRow(next, 1, 1, 12, 8, internal::ROW_POOL, {2});
+  EXPECT_TRUE(table_.Check(next).ok()) << table_.Check(next);
+  // Who takes the slot begins with nothing.
+  StepPlan other;
+  AddSequence(other, 1, 2, 20).set_pooling(internal::POOLING_MEAN);
+  AddRow(other, 1, 2, 0, 20, internal::ROW_POOL, {1, 2});
+  EXPECT_TRUE(table_.Check(other).ok()) << table_.Check(other);
+}
+
 TEST_F(SlotTableTest, EditsComeAndGoWithTheSequence) {
   StepPlan plan;
   NewSequence& sequence = AddSequence(plan, 1, 1, 5);
@@ -181,7 +206,32 @@ TEST_F(SlotTableTest, RefusedPlanLeavesEverythingUnchanged) {
          AddRow(p, 0, 1, 15, 1, 0);
          AddRow(p, 0, 1, 15, 1, 0);
        }},
-      {"unknown flag", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 8, {1}); }},
+      {"unknown flag", [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, 16, {1}); }},
+      {"pools and has no pooling",
+       [](StepPlan& p) { AddRow(p, 0, 1, 16, 4, internal::ROW_POOL, {1}); }},
+      {"unknown pooling",
+       [](StepPlan& p) {
+         AddSequence(p, 1, 1, 3).set_pooling(static_cast<internal::Pooling>(3));
+         AddRow(p, 1, 1, 0, 3, internal::ROW_POOL, {1});
+       }},
+      {"pools and samples",
+       [](StepPlan& p) {
+         AddSequence(p, 1, 1, 3).set_pooling(internal::POOLING_MEAN);
+         AddRow(p, 1, 1, 0, 3, internal::ROW_POOL | internal::ROW_SAMPLE, {1});
+       }},
+      {"pools the last token before the end",
+       [](StepPlan& p) {
+         AddSequence(p, 1, 1, 3).set_pooling(internal::POOLING_LAST);
+         AddRow(p, 1, 1, 0, 2, internal::ROW_POOL, {1});
+       }},
+      {"pools the mean without cached tokens",
+       [](StepPlan& p) {
+         NewSequence& sequence = AddSequence(p, 1, 1, 20);
+         sequence.set_pooling(internal::POOLING_MEAN);
+         sequence.set_cached_tokens(16);
+         sequence.add_blocks(1);
+         AddRow(p, 1, 1, 16, 4, internal::ROW_POOL, {2});
+       }},
       {"masked and not sampled",
        [](StepPlan& p) {
          AddRow(p, 0, 1, 16, 4, internal::ROW_MASKED, {1});

@@ -59,7 +59,7 @@ struct Counts {
 };
 
 Counts Count(uint32_t layers, uint32_t tokens, internal::NumericsOptions::Activations activations,
-             bool edits) {
+             bool edits, bool pools = false) {
   TinyModelOptions model_options;
   model_options.format = "q4_1";
   model_options.layers = layers;
@@ -91,13 +91,15 @@ Counts Count(uint32_t layers, uint32_t tokens, internal::NumericsOptions::Activa
       sequence.mutable_sampling()->set_top_p(0.9f);
       sequence.mutable_sampling()->set_temperature(1);
       if (edits) AddEdits(*sequence.mutable_sampling());
+      if (pools) sequence.set_pooling(internal::POOLING_MEAN);
     }
     plan.add_slot(0);
     plan.add_slot_gen(0);
     plan.add_start(step == 1 ? 0 : tokens);
     plan.add_n_tokens(step == 1 ? tokens : 1);
     plan.add_output_index(0);
-    plan.add_flags(internal::ROW_SAMPLE | (edits ? uint32_t{internal::ROW_MASKED} : 0));
+    const uint32_t sampled = internal::ROW_SAMPLE | (edits ? uint32_t{internal::ROW_MASKED} : 0);
+    plan.add_flags(pools ? uint32_t{internal::ROW_POOL} : sampled);
     if (edits) plan.add_masks(MakeTokenMask(200, /*allowed=*/true));
     plan.add_n_new_blocks(0);
     const uint64_t before = allocations;
@@ -105,6 +107,7 @@ Counts Count(uint32_t layers, uint32_t tokens, internal::NumericsOptions::Activa
     const uint64_t used = allocations - before;
     CHECK_OK(result.status());
     (step == 1 ? counts.prefill : counts.decode) = used;
+    if (pools) break;  // there is nothing after it
   }
   return counts;
 }
@@ -119,6 +122,10 @@ TEST(StepAllocations, DependOnTheResultAlone) {
     EXPECT_EQ(small.decode, large.decode);
     EXPECT_EQ(large.prefill, large.decode);
     EXPECT_LE(large.decode, 6u);  // the result, its array of outputs, the output
+    const Counts vector =
+        Count(/*layers=*/4, /*tokens=*/120, activations, /*edits=*/false, /*pools=*/true);
+    EXPECT_EQ(vector, Count(/*layers=*/1, /*tokens=*/3, activations, false, /*pools=*/true));
+    EXPECT_LE(vector.prefill, 7u);  // likewise, and the values
   }
 }
 

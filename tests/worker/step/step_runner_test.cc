@@ -191,6 +191,20 @@ TEST_F(OneRank, NewEpochForgetsSequencesAndBeginsWithStepOne) {
   EXPECT_EQ(group_.Run(plan).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(OneRank, TakesTheHostsMemoryForTheCacheAheadOfPlans) {
+  // The tiny model's cache is smaller than what may lie ahead: all of it, in pieces of a layer.
+  int pieces = 1;
+  while (group_.runner(0).TakeCacheAhead()) ASSERT_LT(++pieces, 1000);
+  EXPECT_GT(pieces, 1);
+  EXPECT_FALSE(group_.runner(0).TakeCacheAhead());
+  ASSERT_TRUE(group_.Run(FirstPlan()).ok());
+  EXPECT_FALSE(group_.runner(0).TakeCacheAhead());
+  group_.StartEpoch(2);  // a new cache
+  EXPECT_TRUE(group_.runner(0).TakeCacheAhead());
+  group_.runner(0).EndEpoch();
+  EXPECT_FALSE(group_.runner(0).TakeCacheAhead());
+}
+
 TEST_F(OneRank, DescribesEachKernelOnce) {
   const std::vector<internal::KernelChoice> kernels = group_.runner(0).Kernels();
   std::map<std::string, uint32_t> nodes;  // by op; all matrices of this model have one format
