@@ -36,10 +36,16 @@ bool HeapTrimmer::Look() {
   if (resident < resident_low_ + options_.slack_bytes) return false;
   const uint64_t free = mallinfo2().fordblks;
   free_low_ = std::min(free_low_, free);
-  if (free < free_low_ + options_.slack_bytes) return false;
+  resident_trimmed_ = std::min(resident_trimmed_, resident);
+  const bool freed = free >= free_low_ + options_.slack_bytes;
+  // Trimmed memory counts as free, also when it was used and freed again since.
+  const bool used_again = free >= options_.slack_bytes && resident_trimmed_ < resident &&
+                          resident - resident_trimmed_ >= options_.slack_bytes;
+  if (!freed && !used_again) return false;
   malloc_trim(0);
-  free_low_ = mallinfo2().fordblks;  // trimmed memory counts as free
-  LogDebug("heap: event=trimmed before={} after={}", resident, ResidentBytes());
+  free_low_ = mallinfo2().fordblks;
+  resident_trimmed_ = ResidentBytes();
+  LogDebug("heap: event=trimmed before={} after={}", resident, resident_trimmed_);
   return true;
 }
 

@@ -33,6 +33,7 @@ class HeapTrimmer {
   const Options options_;
   uint64_t resident_low_;  // the least that was seen
   uint64_t free_low_ = 0;  // the allocator's free memory: after the last trim, or the least since
+  uint64_t resident_trimmed_ = UINT64_MAX;  // likewise, of the process
 
   absl::Mutex mu_;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;

@@ -144,12 +144,11 @@ void EngineCore::AddChoice(Live& live, uint32_t index, absl::Time now) {
   const GenerateRequest& request = live.request;
   if (request.grammar == nullptr) return;
   const bool end_tokens = !request.ignore_eos;
-  live.choices[index].place =
-      std::make_shared<GrammarPlace>(GrammarPlace{.grammar = request.grammar,
-                                                  .end_tokens = end_tokens,
-                                                  .matcher = nullptr,
-                                                  .tenant = request.caller,
-                                                  .used = absl::ZeroDuration()});
+  const auto place = std::make_shared<GrammarPlace>();
+  place->grammar = request.grammar;
+  place->end_tokens = end_tokens;
+  place->tenant = request.caller;
+  live.choices[index].place = place;
   if (request.resumed.empty()) {
     scheduler_.SetMask(sequence, request.grammar->FirstMask(end_tokens));
   } else {

@@ -31,6 +31,11 @@ inline absl::Duration Between(absl::Time from, absl::Time to) {
 struct LiveChoice {
   LiveChoice(const Tokenizer* tokenizer, const GenerateRequest& request)
       : text(tokenizer, request) {}
+  ~LiveChoice() {
+    if (place != nullptr) place->gone.store(true, std::memory_order_relaxed);
+  }
+  LiveChoice(const LiveChoice&) = delete;
+  LiveChoice& operator=(const LiveChoice&) = delete;
 
   TextStream text;
   std::shared_ptr<GrammarPlace> place;  // null: not constrained; a job's while one is out

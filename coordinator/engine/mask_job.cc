@@ -34,9 +34,18 @@ MaskResult RunMaskJob(const MaskJob& job, const MaskTimeLimits& limits) {
   MaskResult result{.id = job.id, .output_index = job.output_index, .status = {}, .mask = {}};
   const absl::Duration begin = CpuTime();
   GrammarPlace& place = *job.place;
+  const auto gone = [&] {
+    if (place.gone.load(std::memory_order_relaxed))
+      result.status = absl::CancelledError("the sequence has ended");
+    return !result.status.ok();
+  };
+  if (gone()) return result;
   if (place.matcher == nullptr) place.matcher = place.grammar->NewMatcher(place.end_tokens);
   for (size_t i = 0; i < job.tokens.size(); ++i) {
-    if (place.matcher->AcceptToken(job.tokens[i])) continue;
+    if (place.matcher->AcceptToken(job.tokens[i])) {
+      if (gone()) return result;
+      continue;
+    }
     if (job.resumed) {
       result.status = ResumedTokenError(
           i,

@@ -6,6 +6,7 @@
 // sequence has at most one job out, and its place in the grammar belongs to that job as long.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,6 +27,7 @@ struct GrammarPlace {
   std::unique_ptr<TokenMatcher> matcher;  // made by the first job
   std::string tenant;                     // among whom the threads are shared
   absl::Duration used;                    // processor time of its jobs so far
+  std::atomic<bool> gone = false;         // the sequence has ended: its job may as well
 };
 
 struct MaskJob {
@@ -54,12 +56,14 @@ struct MaskTimeLimits {
   absl::Duration each = absl::Milliseconds(10);
 
   absl::Duration Until(uint32_t output_index) const { return begin + output_index * each; }
-  // Of this job alone. A resumed one does the work of many.
+  // Of this job alone. A resumed one follows many tokens, but computes one mask.
+  absl::Duration accept = absl::Microseconds(100);  // of a token
   absl::Duration Of(const MaskJob& job) const {
-    return job.resumed ? Until(job.output_index) : one;
+    return job.resumed ? one + job.output_index * accept : one;
   }
 };
 
+// CANCELLED as soon as the sequence is gone.
 MaskResult RunMaskJob(const MaskJob& job, const MaskTimeLimits& limits = {});
 
 // What ends the request when its mask is not there after `time`.

@@ -40,7 +40,6 @@ void GenerateCall::OnAdmitted() {
   {
     absl::MutexLock lock(&mu_);
     admitted_ = true;
-    next_index_ = static_cast<uint32_t>(prepared_.engine.resumed.size());
   }
   WakeWriter();
 }
@@ -125,8 +124,6 @@ bool GenerateCall::Pump(absl::Time now) {
     }
     writing_ = true;
     write_since_ = now;
-    for (const TokenDelta& delta : deltas)
-      next_index_ = delta.first_index + static_cast<uint32_t>(delta.tokens.size());
   }
   // Nobody else writes now: messages are made without the lock, which the engine's thread wants
   // too.
@@ -172,12 +169,11 @@ bool GenerateCall::LookAfterSlowReader(absl::Time now) {
   if (!end_) CancelInEngine();
   slow_ = true;
   metrics_->SlowReaderEnded();
-  const std::string where = prepared_.engine.choices > 1 ? "each choice from where it is"
-                                                         : absl::StrCat("from token ", next_index_);
   FinishWith(WithErrorInfo(absl::ResourceExhaustedError(absl::StrCat(
                                "the client reads too slowly: more than ",
                                frontend_->slow_reader.max_pending_tokens, " tokens waited for ",
-                               absl::FormatDuration(patience), "; read faster, or resume ", where)),
+                               absl::FormatDuration(patience),
+                               "; read faster, or resume after the last token that came")),
                            "SLOW_READER"),
              now);
   return true;

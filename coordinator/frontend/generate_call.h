@@ -79,7 +79,6 @@ class GenerateCall final : public GenerationCall,
   std::vector<RequestEnd> choice_ends_ ABSL_GUARDED_BY(mu_);  // that are not in messages yet
   std::optional<RequestEnd> end_ ABSL_GUARDED_BY(mu_);
   std::optional<RequestStatus> status_ ABSL_GUARDED_BY(mu_);  // the latest that is not sent
-  uint32_t next_index_ ABSL_GUARDED_BY(mu_) = 0;  // tokens put into messages so far, of one choice
   bool admitted_ ABSL_GUARDED_BY(mu_) = false;
   bool metadata_sent_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;  // a write is on its way: the right to write is taken

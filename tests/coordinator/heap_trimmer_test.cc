@@ -56,6 +56,19 @@ TEST(HeapTrimmer, TrimsAgainWhenMoreIsFreedThoughTheProcessHasNotGrownSince) {
   EXPECT_FALSE(trimmer.Look()) << "nothing has changed";
 }
 
+TEST(HeapTrimmer, TrimsWhatWasUsedAndFreedAgainSince) {
+  HeapTrimmer trimmer(ByHand());
+  const uint64_t before = ResidentBytes();
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::unique_ptr<std::string>> pieces;
+    for (int i = 0; i < 8192; ++i) pieces.push_back(std::make_unique<std::string>(16 << 10, 'x'));
+    const auto last = std::make_unique<std::string>(16 << 10, 'x');  // keeps the top of the heap
+    pieces.clear();
+    EXPECT_TRUE(trimmer.Look()) << round;
+    EXPECT_LT(ResidentBytes(), before + 32 * kMiB) << round;
+  }
+}
+
 TEST(HeapTrimmer, EndsWhileItWaits) {
   HeapTrimmer::Options often;
   often.interval = absl::Milliseconds(1);

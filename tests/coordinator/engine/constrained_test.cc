@@ -238,6 +238,29 @@ TEST(Constrained, AMaskThatTakesLongIsNoStallOfTheWorkers) {
   EXPECT_TRUE(IsWord(sink->text())) << sink->text();
 }
 
+TEST(Constrained, AMaskOfARequestThatHasEndedIsNotComputed) {
+  HeldMasks masks;
+  CoreHarness harness(Engine::Options{}, {}, &masks);
+  harness.MakeReady();
+  const auto sink = harness.Send(Constrained("held", 1));
+  while (harness.Step()) {
+  }
+  ASSERT_EQ(masks.waiting(), 1u);
+  harness.core().EndAll(absl::CancelledError("gone"), EndReason::kCancelled, harness.now());
+  ASSERT_TRUE(sink->ended());
+  const MaskResult result = masks.Next();
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(result.mask.empty());
+  harness.core().MaskDone(result, harness.now());
+  const auto next = harness.Send(Constrained("next", 2));
+  while (!next->ended()) {
+    if (masks.waiting() > 0) harness.core().MaskDone(masks.Next(), harness.now());
+    harness.Advance();
+    harness.Step();
+  }
+  EXPECT_TRUE(IsWord(next->text())) << next->text();
+}
+
 TEST(Constrained, WhatTheCallersOwnFieldsForbidIsTheCallersError) {
   CoreHarness harness(Engine::Options{});
   harness.MakeReady();

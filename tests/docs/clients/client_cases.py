@@ -204,8 +204,11 @@ class Cases:
     def test_what_goes_on_keeps_its_deadline(self):
         what = request(6, max_tokens=1000)
         with ChaosProxy(self.port, [1500, Silent(0)]) as proxy:
+            start = time.monotonic()
             outcome = self.caller.generate(address(proxy.port), what, timeout=3)
-        self.assertEqual(outcome.code, "DEADLINE_EXCEEDED", outcome.message)
+            self.assertLess(time.monotonic() - start, PATIENCE_S / 2)
+        # During a try, or the next one would have come too late.
+        self.assertIn(outcome.code, ("DEADLINE_EXCEEDED", "UNAVAILABLE"), outcome.message)
         self.assertGreater(outcome.resumes, 0)
         self._assert_prefix(outcome, self._reference(what))
 
