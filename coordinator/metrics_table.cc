@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "coordinator/metrics.h"
+#include "proto/admin.pb.h"
 #include "proto/health.pb.h"
 #include "proto/inference.pb.h"
 
@@ -356,6 +357,7 @@ void AddFrontend(Table& t) {
 std::vector<CallMethod> CountedMethods() {
   std::vector<CallMethod> methods;
   AddMethods(*v1::GenerateRequest::descriptor()->file(), methods);
+  AddMethods(*v1::GetStatusRequest::descriptor()->file(), methods);
   AddMethods(*grpc::health::v1::HealthCheckRequest::descriptor()->file(), methods);
   methods.push_back({"other", "other"});
   return methods;

@@ -18,6 +18,8 @@ write_user_bazelrc
 install_python_packages tests/support/python_requirements.txt
 fetch_model
 fetch_xgrammar
+cuda_headers > /dev/null
+nccl "$(cuda_toolkit)" > /dev/null
 
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT

@@ -35,6 +35,7 @@
 #include "worker/collective/collective.h"
 #include "worker/collective/gloo.h"
 #include "worker/collective/gloo_address.h"
+#include "worker/device/worker_device.h"
 #include "worker/load/loader.h"
 #include "worker/machine.h"
 #include "worker/memory_report.h"
@@ -52,6 +53,7 @@ constexpr uint32_t kProtocol = 1;  // of proto/worker.proto
 
 constexpr int kExitBadFlags = 2;
 constexpr int kExitNoCoordinator = 3;
+constexpr int kExitDeviceLost = 4;
 
 // Dies with `parent`. SIGKILL: a worker that hangs in a system call must not stay behind.
 void DieWithParent(pid_t parent) {
@@ -73,22 +75,26 @@ sigset_t BlockSignals() {
   return set;
 }
 
-internal::Register Registration(const WorkerOptions& options) {
+internal::Register Registration(const WorkerOptions& options, const WorkerDevice* device) {
   internal::Register out;
   out.set_token(options.token);
   out.set_instance(RandomInstance());
   out.set_protocol_min(kProtocol);
   out.set_protocol_max(kProtocol);
   out.set_build(kBuildVersion);
+  out.set_host(SharedMemoryHost());
+  out.set_pid(getpid());
+  out.set_local_rank(options.local_rank);
+  if (device != nullptr) {
+    device->Describe(out);
+    return out;
+  }
   out.set_device("cpu");
   out.set_isa(std::string(IsaName(options.isa)));
   out.set_memory_bytes(options.memory_bytes);
   out.set_bandwidth_bytes_per_s(MeasureReadBandwidth());
   out.set_numerics_digest(NumericsDigest(options.isa));
   for (std::string& op : RegisteredOps()) out.add_ops(std::move(op));
-  out.set_host(SharedMemoryHost());
-  out.set_pid(getpid());
-  out.set_local_rank(options.local_rank);
   for (const std::string& name : options.collectives) out.add_collectives(name);
   return out;
 }
@@ -150,16 +156,19 @@ absl::StatusOr<std::unique_ptr<Collective>> Join(const WorkerOptions& options,
   return JoinGlooCollective(group, timeout, &stop);
 }
 
-// `options` outlives the backend.
-WorkerBackend Backend(const WorkerOptions& options, const KernelOrder* order, ThreadPool* pool,
-                      ScoreLog* score_log, StepProfile* profile) {
+// `options` and `device` outlive the backend; no device: the CPU.
+WorkerBackend Backend(const WorkerOptions& options, WorkerDevice* device, const KernelOrder* order,
+                      ThreadPool* pool, ScoreLog* score_log, StepProfile* profile) {
   WorkerBackend backend;
   backend.profile = profile;
-  backend.load = [pool, memory = options.memory_bytes](const internal::RankPlan& plan,
-                                                       const LoadProgressFn& progress) {
+  backend.load =
+      [device, pool, memory = options.memory_bytes](
+          const internal::RankPlan& plan,
+          const LoadProgressFn& progress) -> absl::StatusOr<std::shared_ptr<const LoadedWeights>> {
+    if (device != nullptr) return device->Load(plan, *pool, progress);
     return LoadWeights(plan, *pool, progress, memory);
   };
-  backend.bind = [pool, order, score_log, profile, isa = options.isa,
+  backend.bind = [device, pool, order, score_log, profile, isa = options.isa,
                   memory = options.memory_bytes](const internal::RankPlan& plan,
                                                  std::shared_ptr<const LoadedWeights> weights,
                                                  const internal::NumericsOptions& numerics) {
@@ -176,14 +185,20 @@ WorkerBackend Backend(const WorkerOptions& options, const KernelOrder* order, Th
         score_log->Write(position, begin, logits);
       };
     }
+    if (device != nullptr) return device->Bind(plan, std::move(weights), bind);
     return StepRunner::Bind(plan, std::move(weights), bind);
   };
-  backend.join = [&options](const internal::JoinCommunicator& join, int rank, int world,
-                            const TellRanksFn& tell, const std::atomic<bool>& stop) {
+  backend.join = [&options, device](const internal::JoinCommunicator& join, int rank, int world,
+                                    const TellRanksFn& tell, const std::atomic<bool>& stop) {
+    if (device != nullptr) return device->Join(join, rank, world, tell, stop);
     return Join(options, join, rank, world, tell, stop);
   };
   backend.self_test = &SelfTestCollective;
-  backend.measure_memory = &MeasureMemory;
+  backend.measure_memory = [device] {
+    internal::MemoryReport report = MeasureMemory();
+    if (device != nullptr) device->AddMemory(report);
+    return report;
+  };
   backend.require_fast_kernels = options.require_fast_kernels;
   for (const ProbeFigure& figure : order->figures()) {
     internal::ProbeFigure& out = backend.probe.emplace_back();
@@ -246,8 +261,16 @@ int Main(int argc, char** argv) {
     score_log = *std::move(opened);
   }
 
+  auto device = WorkerDevice::Open(*options);
+  if (!device.ok()) {
+    std::fprintf(stderr, "bitshard-worker: --device: %s\n",
+                 std::string(device.status().message()).c_str());
+    return kExitBadFlags;
+  }
+
   const auto before_probe = std::chrono::steady_clock::now();
-  const KernelOrder order = options->isa_forced ? KernelOrder() : ProbeKernels(options->isa);
+  const bool probes = *device == nullptr && !options->isa_forced;
+  const KernelOrder order = probes ? ProbeKernels(options->isa) : KernelOrder();
   const auto probe_time = std::chrono::steady_clock::now() - before_probe;
 
   ThreadPool pool(options->threads, options->cpus,
@@ -255,7 +278,7 @@ int Main(int argc, char** argv) {
   WorkerService::Options service_options;
   service_options.coordinator = options->coordinator;
   service_options.credentials = grpc::InsecureChannelCredentials();
-  service_options.registration = Registration(*options);
+  service_options.registration = Registration(*options, device->get());
   if (metrics != nullptr) {
     service_options.registration.set_metrics_address(
         absl::StrCat(options->metrics_host, ":", metrics->port()));
@@ -264,19 +287,27 @@ int Main(int argc, char** argv) {
   }
   service_options.coordinator_timeout = options->coordinator_timeout;
   StepProfile profile;  // of the metrics
-  WorkerBackend backend =
-      Backend(*options, &order, &pool, score_log.get(), metrics == nullptr ? nullptr : &profile);
+  WorkerBackend backend = Backend(*options, device->get(), &order, &pool, score_log.get(),
+                                  metrics == nullptr ? nullptr : &profile);
   const std::chrono::microseconds age = ProcessAge();
   backend.process_start = std::chrono::steady_clock::now() - age;
   backend.bring_up.set_process_start_us(static_cast<uint64_t>(age.count()));
   backend.bring_up.set_kernel_probe_us(static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(probe_time).count()));
   LogInfo(
-      "worker: starting pid={} coordinator={} threads={} pinned={} memory_bytes={} isa={} "
-      "metrics_port={}",
-      getpid(), options->coordinator, options->threads, !options->cpus.empty(),
-      options->memory_bytes, IsaName(options->isa), metrics == nullptr ? -1 : metrics->port());
+      "worker: starting pid={} coordinator={} device={} threads={} pinned={} memory_bytes={} "
+      "isa={} metrics_port={}",
+      getpid(), options->coordinator, service_options.registration.device(), options->threads,
+      !options->cpus.empty(), service_options.registration.memory_bytes(),
+      service_options.registration.isa(), metrics == nullptr ? -1 : metrics->port());
+  std::atomic<WorkerService*> running{nullptr};
+  std::atomic<bool> device_lost{false};
+  backend.on_device_lost = [&running, &device_lost] {
+    device_lost = true;
+    running.load()->Leave("the device is lost");
+  };
   WorkerService service(std::move(service_options), std::move(backend), metrics.get());
+  running = &service;
 
   std::thread([&service, signals] {
     int signal = 0;
@@ -290,6 +321,7 @@ int Main(int argc, char** argv) {
   // Not through destructors: a load or a step may still be running, and nothing it does matters any
   // more.
   std::fflush(nullptr);
+  if (device_lost) std::_Exit(kExitDeviceLost);
   std::_Exit(status.ok() ? EXIT_SUCCESS : kExitNoCoordinator);
 }
 

@@ -121,8 +121,9 @@ void WorkerMetrics::OnAssigned(uint32_t rank) {
 
 void WorkerMetrics::OnLoaded(const LoadedWeights& weights, absl::Duration took) {
   std::map<std::string, uint64_t> by_format;
-  for (const PackedMatrix& matrix : weights.matrices) {
-    if (matrix.rows() > 0) by_format[matrix.spec().Describe()] += matrix.bytes();
+  for (size_t i = 0; i < weights.matrix_count(); ++i) {
+    const PackedSpec& spec = weights.SpecOf(i);
+    if (spec.rows > 0) by_format[spec.Describe()] += weights.BytesOf(i);
   }
   if (weights.vector_bytes > 0) by_format["vectors"] += weights.vector_bytes;
   for (const auto& [format, bytes] : by_format)

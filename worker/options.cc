@@ -28,13 +28,18 @@ ABSL_FLAG(std::string, coordinator, "",
 ABSL_FLAG(std::string, token_file, "",
           "file with the secret that coordinator and workers share; spaces and line ends around it "
           "do not count");
+ABSL_FLAG(
+    std::string, device, "",
+    "what computes: cpu; cuda:N, the GPU with that number among those the process sees; cuda, "
+    "the one of --local-rank; auto, such a GPU where it opens, else the CPU (the log says "
+    "why). Empty = auto; a worker built without GPUs then says nothing of it");
 ABSL_FLAG(int, threads, 0,
           "compute threads; 0 = the CPUs that the cgroup and the affinity mask grant, divided by "
           "--local-ranks");
 ABSL_FLAG(std::string, memory, "80%",
           "memory for weights, buffers and KV cache: bytes, 512MiB, 24GiB, or a share of what is "
           "available now, "
-          "divided by --local-ranks");
+          "divided by --local-ranks; on a GPU: of its free memory, undivided");
 ABSL_FLAG(std::string, isa, "auto",
           "widest instruction set that kernels may use: auto (what a measurement at start finds "
           "fastest), scalar, avx2, avx512vnni. All give the same bits");
@@ -118,6 +123,25 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
 
 }  // namespace
 
+absl::StatusOr<AskedDevice> ParseDevice(const std::string& text, int local_rank) {
+  AskedDevice device;
+  device.told = !text.empty();
+  device.index = local_rank;
+  if (text.empty() || text == "auto") return device;
+  if (text == "cpu") {
+    device.kind = AskedDevice::Kind::kCpu;
+    return device;
+  }
+  absl::string_view rest = text;
+  device.kind = AskedDevice::Kind::kCuda;
+  if (rest == "cuda") return device;
+  if (!absl::ConsumePrefix(&rest, "cuda:") || !absl::SimpleAtoi(rest, &device.index) ||
+      device.index < 0) {
+    return BadFlag("device", text, "use auto, cpu, cuda, or cuda:N such as cuda:0");
+  }
+  return device;
+}
+
 absl::StatusOr<uint64_t> ParseMemory(const std::string& text, uint64_t available) {
   struct Unit {
     absl::string_view suffix;
@@ -154,9 +178,9 @@ void DescribeWorkerFlags() {
       "under the same path. The coordinator gives each its rank; a worker that loses it keeps its "
       "weights\n"
       "and dials again. SIGTERM announces the departure and exits.\n"
-      "Exit codes: 0 let go, 2 bad flags, 3 no coordinator. On one machine `bitshard serve` "
-      "starts\n"
-      "everything.");
+      "Exit codes: 0 let go, 2 bad flags or no such device, 3 no coordinator, 4 device lost. On "
+      "one machine\n"
+      "`bitshard serve` starts everything.");
   absl::FlagsUsageConfig config;
   const auto ours = [](absl::string_view file) {
     return absl::EndsWith(file, "worker/options.cc");
@@ -206,6 +230,8 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
       ParseMemory(memory, AvailableMemoryBytes() / static_cast<uint64_t>(local_ranks));
   if (!bytes.ok()) return BadFlag("memory", memory, std::string(bytes.status().message()));
   options.memory_bytes = *bytes;
+  options.memory = memory;
+  ASSIGN_OR_RETURN(options.device, ParseDevice(absl::GetFlag(FLAGS_device), local_rank));
 
   const std::string isa = absl::GetFlag(FLAGS_isa);
   if (isa == "auto") {

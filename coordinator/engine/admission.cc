@@ -1,7 +1,6 @@
 #include "coordinator/engine/admission.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -19,6 +18,11 @@ namespace bitshard {
 namespace {
 
 constexpr int32_t kAnyToken = std::numeric_limits<int32_t>::max();
+
+// They share the prompt's blocks in the cache, but each keeps its ids here by itself, while it
+// waits too, and nothing else counts them: 128 MiB, as much as all choices of a prompt of 256 Ki
+// tokens. What they generate takes a place in the cache and is bounded by it.
+constexpr uint64_t kMaxPromptIdsOfChoices = uint64_t{kMaxChoices} << 18;
 
 }  // namespace
 
@@ -235,6 +239,17 @@ std::optional<Admission::Refusal> Admission::JudgeFields(const GenerateRequest& 
         PromptTooLongError("max_tokens",
                            absl::StrCat("prompt ", prompt, " + max_tokens ", request.max_tokens,
                                         " is more than the context of ", limit, " tokens"))};
+  }
+  if (request.choices > 1 && prompt * request.choices > kMaxPromptIdsOfChoices) {
+    return Refusal{
+        RejectReason::kBadRequest,
+        BadFieldError("choices",
+                      absl::StrCat(request.choices, " times the prompt of ", prompt,
+                                   " tokens are more than the ", kMaxPromptIdsOfChoices,
+                                   " tokens that a request's choices may keep in memory; ask for "
+                                   "at most ",
+                                   std::max<uint64_t>(1, kMaxPromptIdsOfChoices / prompt),
+                                   " in a request, or shorten the prompt"))};
   }
   // One plan carries many requests, and workers refuse a bad plan whole: nothing of this may reach
   // it.

@@ -25,7 +25,8 @@
 
 namespace bitshard {
 
-class EngineMetrics;  // engine_metrics.h
+class EngineMetrics;   // engine_metrics.h
+struct ResumedAnswer;  // resume.h
 
 enum class FinishReason { kStop, kLength };
 
@@ -79,6 +80,9 @@ struct GenerateRequest {
   // generated here; all indices and bounds count from the first of them. In vocabulary, at most
   // max_tokens, none but the last ends the output: if that does, the request ends at once.
   std::vector<int32_t> resumed = {};
+  // What ReplayResumed made of them for this request; null: the engine replays them, on its own
+  // thread. Shared, because requests are copied; read only.
+  std::shared_ptr<const ResumedAnswer> replayed = nullptr;
   uint32_t first_choice = 0;   // the place, among those first asked for, of the first choice
   bool supersede = false;      // ends a live request of the same name, once this one is accepted
   bool status_events = false;  // OnStatus is called

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@ SequenceSpec SpecOf(const LiveRequest& live, uint32_t choice, const Tokenizer& t
   const GenerateRequest& request = live.request;
   SequenceSpec spec;
   spec.id = live.id + choice;
+  if (live.has_several()) spec.first_choice = live.id;
   spec.priority = request.priority;
   spec.batch = request.batch;
   spec.tenant = request.caller;
@@ -101,19 +103,32 @@ EngineCore::Place EngineCore::At(SequenceId sequence) const {
 
 void EngineCore::Accept(Accepted accepted, absl::Time now) {
   const SequenceId id = accepted.id;
+  GenerateRequest& request = accepted.request;
+  absl::Status replayed;
+  if (!request.resumed.empty() && request.replayed == nullptr) {
+    absl::StatusOr<ResumedAnswer> answer = ReplayResumed(request, tokenizer_, /*text=*/nullptr);
+    replayed = answer.status();
+    if (answer.ok()) request.replayed = std::make_shared<const ResumedAnswer>(*std::move(answer));
+  }
   auto owned =
       std::make_unique<Live>(id, std::move(accepted.request), std::move(accepted.sink), tokenizer_);
   Live& live = *owned;
   live_.emplace(id, std::move(owned));
   live.accepted = now;
-  if (live.has_several()) several_.insert(&live);
   if (live.request.deadline != absl::InfiniteFuture())
     deadlines_.emplace(live.request.deadline, id);
   if (live.request.status_events) {
     queued_.insert(id);
     queue_news_ = true;
   }
-  if (!GoOn(live, now)) return;
+  if (!replayed.ok()) {
+    End(id, std::move(replayed), EndReason::kError, now);
+    return;
+  }
+  if (live.request.replayed != nullptr && live.request.replayed->end.has_value()) {
+    EndChoice({.request = &live, .index = 0}, *live.request.replayed->end, now);
+    return;
+  }
   AddChoice(live, 0, now);
   if (!live_.contains(id)) return;
   // Without the cache they have nothing to wait for.
@@ -122,20 +137,6 @@ void EngineCore::Accept(Accepted accepted, absl::Time now) {
   if (options_.fail_on_group_loss && !scheduler_.has_epoch()) {
     End(id, WorkerLostError(group_cause_), EndReason::kWorkerLost, now);
   }
-}
-
-bool EngineCore::GoOn(Live& live, absl::Time now) {
-  if (live.request.resumed.empty()) return true;
-  LiveChoice& choice = live.choices[0];
-  choice.completion_tokens = static_cast<uint32_t>(live.request.resumed.size());
-  absl::StatusOr<ResumedAnswer> so_far = ReplayResumed(live.request, &choice.text);
-  if (!so_far.ok()) {
-    End(live.id, so_far.status(), EndReason::kError, now);
-    return false;
-  }
-  if (!so_far->end.has_value()) return true;
-  EndChoice({.request = &live, .index = 0}, *std::move(so_far->end), now);
-  return false;
 }
 
 void EngineCore::AddChoice(Live& live, uint32_t index, absl::Time now) {
@@ -204,6 +205,7 @@ void EngineCore::GroupReady(const GroupInfo& info, absl::Time now) {
   }
   scheduler_.StartEpoch(limits);
   queue_news_ = true;
+  next_news_look_ = now;
   LogInfo(
       "engine: group ready term={} epoch={} world={} kv_blocks={} slots={} token_budget={} live={}",
       info.term, info.epoch, info.world, limits.total_blocks, limits.max_slots, limits.token_budget,
@@ -309,6 +311,7 @@ absl::Time EngineCore::NextWakeup() const {
   absl::Time wakeup = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
   if (scheduler_.has_epoch() && plans_out_.empty())
     wakeup = std::min(wakeup, last_progress_ + options_.idle_plan_interval);
+  if (queue_news_) wakeup = std::min(wakeup, next_news_look_);
   return wakeup;
 }
 
@@ -319,11 +322,8 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->epoch = group_.epoch;
   stats->steps = steps_;
   stats->epoch_steps = epoch_steps_;
-  stats->running = stats->running_choices = scheduler_.running();
-  for (const Live* live : several_) {
-    const uint32_t runs = RunningOf(*live, scheduler_);
-    stats->running -= runs - std::min(runs, 1u);
-  }
+  stats->running = scheduler_.running_requests();
+  stats->running_choices = scheduler_.running();
   stats->ended_choices = ended_choices_;
   stats->blocks_total = blocks.total();
   stats->blocks_free = blocks.free();
@@ -359,19 +359,9 @@ void EngineCore::FillStats(EngineStats* stats) const {
 }
 
 uint64_t EngineCore::taken_prompt_tokens() const {
-  uint64_t tokens = scheduler_.running_prompt_tokens();
-  for (const Live* live : several_) {
-    const uint64_t prompt = live->request.prompt_tokens.size();
-    if (!options_.prefix_cache) {
-      tokens += live->ended * prompt;
-      continue;
-    }
-    // The prompt is the first choice's.
-    const bool first_runs = Runs(*live, 0, scheduler_);
-    tokens -= (RunningOf(*live, scheduler_) - (first_runs ? 1 : 0)) * prompt;
-    if (live->choices[0].ended) tokens += prompt;
-  }
-  return tokens;
+  // With the cache the prompt is the first choice's.
+  const uint64_t not_counted = options_.prefix_cache ? scheduler_.running_further_tokens() : 0;
+  return scheduler_.running_prompt_tokens() - not_counted + ended_prompt_tokens_;
 }
 
 }  // namespace bitshard

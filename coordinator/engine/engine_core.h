@@ -110,9 +110,6 @@ class EngineCore {
   // REQUIRES: it is live.
   Place At(SequenceId sequence) const;
 
-  // Brings a resumed request to where it stopped. False when that, or what it brought along, was
-  // its end.
-  bool GoOn(Live& live, absl::Time now);
   // May be the end of a resumed request with a constraint.
   void AddChoice(Live& live, uint32_t index, absl::Time now);
   // Gives the scheduler the choices after the first. Nothing happens the second time.
@@ -168,12 +165,12 @@ class EngineCore {
   Pace pace_;
   bool no_room_ = false, next_is_batch_ = false, limited_ = false;  // of the last schedule
   absl::btree_map<SequenceId, std::unique_ptr<Live>> live_;         // by the id of the request
-  std::set<Live*> several_;                                         // those with several choices
   uint32_t ended_choices_ = 0;                                      // of live requests
+  uint64_t ended_prompt_tokens_ = 0;                                // of these, as counted
   std::set<std::pair<absl::Time, SequenceId>> deadlines_;  // of live requests that have one
   std::set<SequenceId> queued_;  // requests with status_events, until their first step
   bool queue_news_ = false;      // one of them may not have heard anything yet
-  absl::Time next_queue_look_ = absl::InfinitePast();
+  absl::Time next_queue_look_ = absl::InfinitePast(), next_news_look_ = absl::InfinitePast();
 
   EngineStats::GroupState group_state_ = EngineStats::GroupState::kForming;
   absl::Status group_cause_;

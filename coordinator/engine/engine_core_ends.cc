@@ -72,6 +72,11 @@ void EngineCore::EndChoice(const Place& place, TextStream::End finish, absl::Tim
   choice.ended = true;
   ++live.ended;
   ++ended_choices_;
+  if (place.index == 0 || !options_.prefix_cache) {
+    const uint64_t prompt_tokens = live.request.prompt_tokens.size();
+    live.ended_prompt_tokens += prompt_tokens;
+    ended_prompt_tokens_ += prompt_tokens;
+  }
   pace_.ChoiceEnded(choice.completion_tokens);
   live.sink->OnChoiceEnd(EndOf(live, {.choice = place.index, .finish = std::move(finish)}, now));
 }
@@ -109,8 +114,8 @@ void EngineCore::End(SequenceId id, absl::Status status, EndReason reason,
   const std::unique_ptr<Live> owned = std::move(entry->second);
   Live& live = *owned;
   live_.erase(entry);
-  if (live.has_several()) several_.erase(&live);
   ended_choices_ -= live.ended;
+  ended_prompt_tokens_ -= live.ended_prompt_tokens;
   const GenerateRequest& request = live.request;
   deadlines_.erase({request.deadline, id});
   queued_.erase(id);

@@ -11,8 +11,11 @@ namespace {
 
 using State = RequestStatus::State;
 
-// Between two looks at the whole queue.
+// Between two looks at the whole queue: for what has changed, and for who has just come. A look
+// puts the queue in order, so that those who come to a long one wait for it together.
 constexpr absl::Duration kQueueInterval = absl::Milliseconds(500);
+constexpr absl::Duration kNewsInterval = absl::Milliseconds(50);
+constexpr uint32_t kShortQueue = 64;
 
 }  // namespace
 
@@ -23,9 +26,13 @@ void EngineCore::Tell(Live& live, const RequestStatus& status) {
 }
 
 void EngineCore::TellQueue(absl::Time now) {
+  if (queued_.empty()) queue_news_ = false;
   const bool due = now >= next_queue_look_;
-  if (queued_.empty() || (!due && !queue_news_)) return;
+  const bool dear = scheduler_.has_epoch() && scheduler_.waiting() > kShortQueue;
+  const bool news = queue_news_ && (!dear || now >= next_news_look_);
+  if (queued_.empty() || (!due && !news)) return;
   if (due) next_queue_look_ = now + kQueueInterval;
+  next_news_look_ = now + kNewsInterval;
   queue_news_ = false;
   if (!scheduler_.has_epoch()) {
     for (const SequenceId id : queued_) Tell(*live_.at(id), {.state = State::kRecovering});
@@ -42,8 +49,11 @@ void EngineCore::TellQueue(absl::Time now) {
                                .no_room = no_room_,
                                .next_is_batch = next_is_batch_};
   QueueAhead ahead;
+  size_t left = queued_.size();
   for (const Sequence* sequence : scheduler_.WaitingInOrder()) {
+    if (left == 0) break;
     if (queued_.contains(sequence->id)) {
+      --left;
       Live& live = *live_.at(sequence->id);
       RequestStatus status{.state = State::kQueued, .ahead = static_cast<uint32_t>(ahead.requests)};
       if (measured) {

@@ -15,6 +15,7 @@
 
 #include "coordinator/engine/engine.h"
 #include "coordinator/engine/mask_job.h"
+#include "coordinator/engine/resume.h"
 #include "coordinator/engine/text_stream.h"
 #include "coordinator/schedule/scheduler.h"
 #include "coordinator/schedule/sequence.h"
@@ -30,7 +31,9 @@ inline absl::Duration Between(absl::Time from, absl::Time to) {
 // One of the answers that a request asked for: one sequence of the scheduler.
 struct LiveChoice {
   LiveChoice(const Tokenizer* tokenizer, const GenerateRequest& request)
-      : text(tokenizer, request) {}
+      : text(request.replayed == nullptr ? TextStream(tokenizer, request)
+                                         : request.replayed->stream),
+        completion_tokens(static_cast<uint32_t>(request.resumed.size())) {}
   ~LiveChoice() {
     if (place != nullptr) place->gone.store(true, std::memory_order_relaxed);
   }
@@ -39,7 +42,7 @@ struct LiveChoice {
 
   TextStream text;
   std::shared_ptr<GrammarPlace> place;  // null: not constrained; a job's while one is out
-  uint32_t completion_tokens = 0;
+  uint32_t completion_tokens;           // those that came with the request included
   std::optional<absl::Time> first_token, last_token;
   uint32_t preemptions = 0;  // that recompute_since knows of
   bool ended = false;        // well, before others of its request
@@ -65,6 +68,7 @@ struct LiveRequest {
   bool cut_off = false;               // a choice has ended kLength
   uint32_t ended = 0;                 // choices
   uint32_t ended_preemptions = 0;     // of these
+  uint64_t ended_prompt_tokens = 0;   // of these, as EngineCore::taken_prompt_tokens counts
   uint32_t cached_tokens = 0;         // of the prompt, from the prefix cache: the first choice's
   std::vector<TokenLogprobs> scores;  // committed so far; the first choice's
   std::vector<float> embedding;       // with pooling, at its end

@@ -69,6 +69,12 @@ MaskResult RunMaskJob(const MaskJob& job, const MaskTimeLimits& limits) {
               " tokens the constraint goes on with what no token of this model stands for")),
           "CONSTRAINT_DEAD_END");
     }
+  } else if (place.grammar->TooLarge()) {
+    result.status = WithErrorInfo(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "following the constraint took ", place.grammar->MemoryBytes() >> 20,
+            " MiB, more than there is for it; make it simpler, or try again with less beside it")),
+        "CONSTRAINT_TOO_LARGE");
   } else if (time > limits.Of(job)) {
     result.status = MaskTooSlowError(job.output_index, time);
   } else if (place.used > limits.Until(job.output_index)) {

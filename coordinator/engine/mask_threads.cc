@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -31,11 +30,13 @@ std::optional<absl::Duration> TimeOf(clockid_t clock) {
   return absl::DurationFromTimespec(time);
 }
 
-// Whose turn it takes: a tenant's slow sequences are held apart from its others.
-std::string TurnOf(const MaskJob& job, const MaskTimeLimits& limits) {
-  const GrammarPlace& place = *job.place;
-  const bool slow = place.used > limits.begin / 20 + limits.each * job.output_index;
-  return absl::StrCat(slow ? "s" : "q", place.tenant);
+// As its sequence has been so far.
+bool IsSlow(const MaskJob& job, const MaskTimeLimits& limits) {
+  return job.place->used > limits.begin / 20 + limits.each * job.output_index;
+}
+
+int ShareOf(const MaskThreads::Options& options) {
+  return std::max(1, std::min(options.tenant_threads, options.threads - 1));
 }
 
 absl::Status NoThreadLeft() {
@@ -47,6 +48,10 @@ absl::Status NoThreadLeft() {
       absl::Seconds(5));
 }
 
+MaskResult Refused(const MaskJob& job) {
+  return {.id = job.id, .output_index = job.output_index, .status = NoThreadLeft(), .mask = {}};
+}
+
 }  // namespace
 
 // Outlives the runner while jobs are at work.
@@ -54,19 +59,28 @@ struct MaskThreads::Shared : std::enable_shared_from_this<MaskThreads::Shared> {
   struct AtWork {
     SequenceId id;
     uint32_t output_index;
-    std::string turn;
+    std::string tenant;
+    bool slow;
     clockid_t clock;  // of its thread
     absl::Duration begin, allowed;
     bool answered = false;  // its thread is left to itself
   };
 
   Shared(const Options& given, std::function<void(MaskResult)> to)
-      : options(given), done(std::move(to)), queue(std::max(1, given.tenant_threads)) {}
+      : options(given),
+        done(std::move(to)),
+        queue(ShareOf(given), std::max(1, ShareOf(given) - 1)) {}
 
   void Work();
   void Watch();
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void Abandon(AtWork& job, absl::Duration time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // What the tenant has at work; or only what of it has taken too long and is not over.
+  int AtWorkOf(const std::string& tenant, bool answered_only) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // A job of the tenant may begin, waited for if need be: each that is at work may take too long.
+  // False when as many as may be have, or at the end.
+  bool AwaitRoom(const std::string& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   const Options options;
   const std::function<void(MaskResult)> done;
@@ -99,14 +113,33 @@ void MaskThreads::Run(MaskJob job) {
   absl::MutexLock lock(&s.mu);
   if (s.threads < s.options.threads && s.abandoned < s.options.max_abandoned) s.StartThread();
   if (s.threads == 0) {
-    s.done({.id = job.id, .output_index = job.output_index, .status = NoThreadLeft(), .mask = {}});
+    s.done(Refused(job));
     return;
   }
   if (!s.watched) {
     s.watched = RunDetached([shared = shared_] { shared->Watch(); });
   }
-  std::string turn = TurnOf(job, s.options.limits);
-  s.queue.Push(turn, std::make_shared<MaskJob>(std::move(job)));
+  const std::string tenant = job.place->tenant;
+  const bool slow = IsSlow(job, s.options.limits);
+  s.queue.Push(tenant, std::make_shared<MaskJob>(std::move(job)), slow);
+}
+
+int MaskThreads::Shared::AtWorkOf(const std::string& tenant, bool answered_only) const {
+  return static_cast<int>(std::count_if(at_work.begin(), at_work.end(), [&](const AtWork& job) {
+    return job.tenant == tenant && (job.answered || !answered_only);
+  }));
+}
+
+bool MaskThreads::Shared::AwaitRoom(const std::string& tenant) {
+  const int most = std::max(1, options.max_abandoned - 1);
+  const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    return AtWorkOf(tenant, /*answered_only=*/true) >= most;
+  };
+  const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    return stopping || enough() || AtWorkOf(tenant, /*answered_only=*/false) < most;
+  };
+  mu.Await(absl::Condition(&known));
+  return !stopping && !enough();
 }
 
 void MaskThreads::Shared::StartThread() {
@@ -123,10 +156,16 @@ void MaskThreads::Shared::Work() {
     mu.Await(absl::Condition(&ready));
     if (stopping) break;
     auto taken = queue.Pop();
+    if (!AwaitRoom(taken.tenant)) {
+      queue.Done(taken.tenant, taken.slow);
+      if (!stopping) done(Refused(*taken.work));
+      continue;
+    }
     const auto entry =
         at_work.insert(at_work.end(), {.id = taken.work->id,
                                        .output_index = taken.work->output_index,
-                                       .turn = taken.tenant,
+                                       .tenant = taken.tenant,
+                                       .slow = taken.slow,
                                        .clock = clock,
                                        .begin = TimeOf(clock).value_or(absl::ZeroDuration()),
                                        .allowed = options.limits.Of(*taken.work)});
@@ -140,7 +179,7 @@ void MaskThreads::Shared::Work() {
       --abandoned;
       return;
     }
-    queue.Done(taken.tenant);
+    queue.Done(taken.tenant, taken.slow);
     if (!stopping) done(std::move(result));
   }
   --threads;
@@ -165,7 +204,7 @@ void MaskThreads::Shared::Watch() {
 
 void MaskThreads::Shared::Abandon(AtWork& job, absl::Duration time) {
   job.answered = true;
-  queue.Done(job.turn);
+  queue.Done(job.tenant, job.slow);
   --threads;
   ++abandoned;
   LogWarning("grammar: event=mask_too_slow output={} abandoned={}", job.output_index, abandoned);
@@ -178,11 +217,8 @@ void MaskThreads::Shared::Abandon(AtWork& job, absl::Duration time) {
   // Nobody is left to do what waits.
   while (queue.CanPop()) {
     auto taken = queue.Pop();
-    done({.id = taken.work->id,
-          .output_index = taken.work->output_index,
-          .status = NoThreadLeft(),
-          .mask = {}});
-    queue.Done(taken.tenant);
+    done(Refused(*taken.work));
+    queue.Done(taken.tenant, taken.slow);
   }
 }
 

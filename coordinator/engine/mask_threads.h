@@ -1,8 +1,9 @@
 // Runs mask jobs on a few threads, made with the first job, shared fairly among tenants.
 //
 // A mask cannot be interrupted: one that takes too long is answered for by a watcher, as too slow,
-// and its thread is left to itself and replaced, a few times. So one tenant's slow grammars take a
-// part of the threads from the others, and never all.
+// and its thread is left to itself and replaced, a few times; a tenant that has nearly so many such
+// threads gets no others until one is over, and until then never more at work than would make it
+// so many. So one tenant's slow grammars take a part of the threads from the others, and never all.
 #pragma once
 
 #include <functional>
@@ -16,10 +17,12 @@ class MaskThreads final : public MaskRunner {
  public:
   struct Options {
     int threads = 3;
-    // That one tenant's jobs may have. Of a tenant, those sequences whose masks are slow and those
-    // whose are not take turns as if they were two.
+    // That one tenant's jobs may have; one thread, if there are several, is for others. Of a
+    // tenant, those sequences whose masks are slow and those whose are not take turns, and the slow
+    // ones leave one of its threads, if it has several, to the rest.
     int tenant_threads = 2;
-    int max_abandoned = 4;  // threads that are left to themselves, at a time
+    // Threads that are left to themselves, at a time; of one tenant one less, if it is not one.
+    int max_abandoned = 4;
     MaskTimeLimits limits;
   };
 

@@ -16,13 +16,14 @@ absl::Status ResumedTokenError(size_t index, absl::string_view description) {
   return BadFieldError(absl::StrCat("resume.output_ids[", index, "]"), description);
 }
 
-absl::StatusOr<ResumedAnswer> ReplayResumed(const GenerateRequest& request, TextStream* stream) {
-  ResumedAnswer answer;
+absl::StatusOr<ResumedAnswer> ReplayResumed(const GenerateRequest& request,
+                                            const Tokenizer* tokenizer, std::string* text) {
+  ResumedAnswer answer = {.stream = TextStream(tokenizer, request), .end = {}};
   const size_t count = request.resumed.size();
   for (size_t i = 0; i < count; ++i) {
     TextStream::Piece piece =
-        stream->Push(request.resumed[i], /*last=*/i + 1 == request.max_tokens);
-    answer.text += piece.text;
+        answer.stream.Push(request.resumed[i], /*last=*/i + 1 == request.max_tokens);
+    if (text != nullptr) *text += piece.text;
     if (!piece.end.has_value()) continue;
     if (i + 1 == count) {
       answer.end = std::move(piece.end);

@@ -1,7 +1,8 @@
 // One request's way from tokens to text, and to its end: detokenizer, stop strings, end tokens,
 // max_tokens.
 //
-// Owned by the engine thread, one object a request. The rules of an end, first that applies:
+// One object an answer, owned by the engine thread; of a resumed answer it is made where the
+// request is read (resume.h). The rules of an end, first that applies:
 //   an end token (the model's, unless ignore_eos; or one of the request's stop tokens)   kStop,
 //   matched_token a stop string kStop, matched_stop the last token that max_tokens allows kLength
 // Of the first min_tokens tokens none ends it, and their text is not searched for stop strings.

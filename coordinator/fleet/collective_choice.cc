@@ -25,6 +25,7 @@ bool OnSeveralHosts(const std::vector<const internal::Register*>& workers) {
 }
 
 std::string ChooseCollective(const std::vector<const internal::Register*>& workers) {
+  if (AllCan(workers, "nccl")) return "nccl";
   if (!OnSeveralHosts(workers) && AllCan(workers, "shm")) return "shm";
   return AllCan(workers, "gloo") ? "gloo" : "";
 }

@@ -8,8 +8,8 @@
 
 namespace bitshard {
 
-// "shm" when all can and share a host, else "gloo" when all can; "" when there is none. A worker
-// that names none can shm.
+// "nccl" when all can, else "shm" when all can and share a host, else "gloo" when all can; "" when
+// there is none. A worker that names none can shm.
 std::string ChooseCollective(const std::vector<const internal::Register*>& workers);
 
 bool OnSeveralHosts(const std::vector<const internal::Register*>& workers);

@@ -22,10 +22,11 @@ WorkerFleet::WorkerFleet(Options options)
 absl::StatusOr<std::unique_ptr<WorkerFleet>> WorkerFleet::Listen(Options options) {
   const std::string host = options.host;
   const int port = options.port;
+  const std::string token = options.group.token;
   std::shared_ptr<grpc::ServerCredentials> credentials =
       options.credentials != nullptr ? options.credentials : grpc::InsecureServerCredentials();
   std::unique_ptr<WorkerFleet> fleet(new WorkerFleet(std::move(options)));
-  auto transport = FleetTransport::Listen(host, port, std::move(credentials), fleet.get());
+  auto transport = FleetTransport::Listen(host, port, std::move(credentials), token, fleet.get());
   if (!transport.ok()) {
     fleet->stopped_ = true;
     return transport.status();

@@ -273,6 +273,9 @@ void Group::StartJoining(absl::Time now) {
   // Longer than our own patience: the one who knows all ranks names the missing one.
   join.set_timeout_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.join_timeout)) +
                       2000);
+  // As that: whoever stalls is named by the one who sees all ranks.
+  join.set_operation_timeout_ms(
+      static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.stall_timeout)) + 2000);
   std::vector<const internal::Register*> ranks;
   for (const auto& [connection, member] : members_) {
     if (member.has_rank()) ranks.push_back(&member.registration);

@@ -12,23 +12,15 @@
 
 #include "coordinator/fleet/collective_choice.h"
 #include "coordinator/fleet/group.h"
+#include "coordinator/fleet/token.h"
 #include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
 
 namespace bitshard {
 namespace {
 
 constexpr size_t kMaxNameBytes = 256;  // of the strings that a worker says about itself
 constexpr int kMaxCollectives = 16;
-
-// Time depends on the lengths only, so that a peer cannot guess a token byte by byte.
-bool EqualInConstantTime(const std::string& a, const std::string& b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i]) ^
-                  static_cast<unsigned char>(b.empty() ? 0 : b[i % b.size()]);
-  }
-  return difference == 0;
-}
 
 // The name of a node's kind, as workers list them: "rms_norm".
 std::string KindOf(const internal::Node& node) {
@@ -40,6 +32,43 @@ std::string KindOf(const internal::Node& node) {
 }
 
 std::string Short(const std::string& text) { return absl::CHexEscape(text.substr(0, 64)); }
+
+// "cpu" or "cuda".
+std::string DeviceKind(const internal::Register& worker) {
+  return worker.device().substr(0, worker.device().find(':'));
+}
+
+bool OnOneDevice(const internal::Register& mine, const internal::Register& other) {
+  return !mine.device_id().empty() && mine.device_id() == other.device_id() &&
+         mine.host() == other.host();
+}
+
+absl::Status DeviceTaken(const internal::Register& mine, const internal::Register& other) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("its device ", Short(mine.device_id()), " of host ", Short(mine.host()),
+                   " is that of pid ", other.pid(),
+                   " already, and NCCL takes no two ranks on one GPU; give each worker its own "
+                   "(--device=cuda:INDEX, or CUDA_VISIBLE_DEVICES), or use fewer workers"));
+}
+
+absl::Status OtherDevice(const internal::Register& mine, const internal::Register& other) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "it computes on ", Short(mine.device()), ", pid ", other.pid(), " on host ",
+      Short(other.host()), " on ", Short(other.device()),
+      ": they share neither a collective nor the same bits; start all workers of the group with "
+      "the same --device"));
+}
+
+absl::Status NothingInCommon(const internal::Register& mine, const internal::Register& other) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "it runs on host ", Short(mine.host()), " with the collectives \"",
+      Short(absl::StrJoin(mine.collectives(), ",")), "\", pid ", other.pid(), " on host ",
+      Short(other.host()), " with \"", Short(absl::StrJoin(other.collectives(), ",")),
+      "\": they have none in common",
+      // On GPUs the build says which there are, and --collective nothing.
+      DeviceKind(mine) == "cpu" ? " (shm needs one host); start both with --collective=auto"
+                                : "; use one build for both, made with --config=cuda"));
+}
 
 }  // namespace
 
@@ -57,14 +86,12 @@ void Group::Connected(ConnectionId connection, absl::Time now) {
 }
 
 absl::Status Group::Acceptable(const internal::Register& registration) const {
-  if (!EqualInConstantTime(registration.token(), options_.token)) {
-    return absl::PermissionDeniedError(
-        "wrong token; give coordinator and workers the same --token-file");
-  }
+  RETURN_IF_ERROR(CheckToken(registration.token(), options_.token));
   if (registration.instance().empty() || registration.instance().size() > kMaxNameBytes ||
       registration.host().size() > kMaxNameBytes || registration.build().size() > kMaxNameBytes ||
       registration.numerics_digest().size() > kMaxNameBytes ||
       registration.device().size() > kMaxNameBytes || registration.isa().size() > kMaxNameBytes ||
+      registration.device_id().size() > kMaxNameBytes ||
       registration.plan_digest().size() > kMaxNameBytes ||
       registration.collectives_size() > kMaxCollectives) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -81,10 +108,13 @@ absl::Status Group::Acceptable(const internal::Register& registration) const {
                                                       ", ours is ", options_.build,
                                                       "; versions are never mixed inside a group"));
   }
+  std::vector<const internal::Register*> together = {&registration};
   for (const auto& [connection, other] : members_) {
     if (other.phase == Member::Phase::kConnected) continue;
     if (other.registration.instance() == registration.instance())
       continue;  // its own former stream
+    if (DeviceKind(registration) != DeviceKind(other.registration))
+      return OtherDevice(registration, other.registration);
     if (options_.require_equal_numerics &&
         other.registration.numerics_digest() != registration.numerics_digest()) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -93,15 +123,9 @@ absl::Status Group::Acceptable(const internal::Register& registration) const {
           Short(other.registration.numerics_digest()),
           ": the two would not compute the same bits"));
     }
-    // What every two have in common, all have: there are but shm, on one host, and gloo.
-    if (ChooseCollective({&other.registration, &registration}).empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "it runs on host ", Short(registration.host()), " with the collectives \"",
-          Short(absl::StrJoin(registration.collectives(), ",")), "\", pid ",
-          other.registration.pid(), " on host ", Short(other.registration.host()), " with \"",
-          Short(absl::StrJoin(other.registration.collectives(), ",")),
-          "\": they have none in common (shm needs one host); start both with --collective=auto"));
-    }
+    together.push_back(&other.registration);
+    if (ChooseCollective(together).empty())
+      return NothingInCommon(registration, other.registration);
   }
   return absl::OkStatus();
 }
@@ -112,20 +136,28 @@ void Group::Register(Member& member, const internal::Register& registration, abs
     Unexpected(member, "a second Register", now);
     return;
   }
-  const absl::Status acceptable = Acceptable(registration);
-  if (!acceptable.ok()) {
+  const auto refuse = [&](const absl::Status& why, bool exit) {
     LogWarning("fleet: event=worker_refused pid={} host={} cause=\"{}\"", registration.pid(),
-               Short(registration.host()), std::string(acceptable.message()));
-    Drop(connection, acceptable, /*exit=*/true, now);
+               Short(registration.host()), std::string(why.message()));
+    Drop(connection, why, exit, now);
+  };
+  if (const absl::Status acceptable = Acceptable(registration); !acceptable.ok()) {
+    refuse(acceptable, /*exit=*/true);
     return;
   }
   // A process holds one stream and dials again only when the old one has ended for it: so it has,
   // for us too.
   std::vector<ConnectionId> former;
   for (const auto& [other_connection, other] : members_) {
-    if (other_connection != connection && other.phase != Member::Phase::kConnected &&
-        other.registration.instance() == registration.instance()) {
+    if (other_connection == connection || other.phase == Member::Phase::kConnected) continue;
+    if (other.registration.instance() == registration.instance()) {
       former.push_back(other_connection);
+    } else if (OnOneDevice(registration, other.registration)) {
+      // Who has missed a heartbeat may be its predecessor, whose end did not reach us: it dials
+      // again until that is sure. No process starts between two heartbeats.
+      const bool alive = now - other.last_heard <= options_.heartbeat_interval * 1.5;
+      refuse(DeviceTaken(registration, other.registration), /*exit=*/alive);
+      return;
     }
   }
   member.registration = registration;

@@ -1,5 +1,6 @@
 #include "coordinator/fleet/transport.h"
 
+#include <bit>
 #include <chrono>
 #include <deque>
 #include <optional>
@@ -11,14 +12,16 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
+#include "coordinator/fleet/token.h"
+#include "kernels/base/log.h"
+#include "proto/fleet_token.h"
+#include "proto/message_limits.h"
 #include "proto/status_map.h"
 #include "proto/worker.grpc.pb.h"
 
 namespace bitshard {
 namespace {
 
-// The largest message is a StepResult with log-probabilities, or a vector, of every row.
-constexpr int kMaxReceiveBytes = 256 << 20;
 // Heartbeats cover a silent peer; pings keep middle boxes from forgetting the connection.
 constexpr int kKeepaliveMs = 30'000;
 
@@ -27,6 +30,12 @@ grpc::ByteBuffer Serialize(const internal::CoordinatorMessage& message) {
   // A fresh slice is ours alone to write.
   message.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
   return grpc::ByteBuffer(&slice, 1);
+}
+
+std::string TokenOf(const grpc::CallbackServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto it = metadata.find(kFleetTokenMetadata);
+  return it == metadata.end() ? "" : std::string(it->second.data(), it->second.size());
 }
 
 }  // namespace
@@ -145,23 +154,27 @@ class FleetTransport::Service final
   explicit Service(FleetTransport* transport) : transport_(transport) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Connect(
-      grpc::CallbackServerContext*) override {
+      grpc::CallbackServerContext* context) override {
     std::shared_ptr<WorkerStream> stream;
-    bool accepting = false;
+    absl::Status refusal = CheckToken(TokenOf(*context), transport_->token_);
     {
       absl::MutexLock lock(&transport_->mu_);
+      if (!refusal.ok() && std::has_single_bit(++transport_->strangers_)) {
+        LogWarning("fleet: event=stranger_refused peer={} times={} cause=\"{}\"", context->peer(),
+                   transport_->strangers_, std::string(refusal.message()));
+      }
       const ConnectionId connection = ++transport_->last_connection_;
       stream = std::make_shared<WorkerStream>(transport_, connection);
-      accepting = transport_->accepting_;
-      if (accepting) transport_->streams_[connection] = stream;
+      if (!transport_->accepting_) {
+        refusal = absl::UnavailableError("the coordinator is starting or stopping; dial again");
+      }
+      if (refusal.ok()) transport_->streams_[connection] = stream;
     }
     WorkerStream* raw = stream.get();
-    if (accepting) {
+    if (refusal.ok()) {
       raw->Begin(std::move(stream));
     } else {
-      raw->Refuse(std::move(stream),
-                  grpc::Status(grpc::StatusCode::UNAVAILABLE,
-                               "the coordinator is starting or stopping; dial again"));
+      raw->Refuse(std::move(stream), ToGrpc(refusal));
     }
     return raw;
   }
@@ -170,15 +183,15 @@ class FleetTransport::Service final
   FleetTransport* const transport_;
 };
 
-FleetTransport::FleetTransport(TransportEvents* events)
-    : events_(events), service_(std::make_unique<Service>(this)) {}
+FleetTransport::FleetTransport(const std::string& token, TransportEvents* events)
+    : token_(token), events_(events), service_(std::make_unique<Service>(this)) {}
 
 FleetTransport::~FleetTransport() { Shutdown(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<FleetTransport>> FleetTransport::Listen(
     const std::string& host, int port, std::shared_ptr<grpc::ServerCredentials> credentials,
-    TransportEvents* events) {
-  std::unique_ptr<FleetTransport> transport(new FleetTransport(events));
+    const std::string& token, TransportEvents* events) {
+  std::unique_ptr<FleetTransport> transport(new FleetTransport(token, events));
   grpc::ServerBuilder builder;
   // Reflection and the like registered for the whole program do not belong on this port.
   struct NoPlugins final : grpc::ServerBuilderOption {
@@ -191,7 +204,7 @@ absl::StatusOr<std::unique_ptr<FleetTransport>> FleetTransport::Listen(
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
-  builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+  builder.SetMaxReceiveMessageSize(kMaxFleetMessageBytes);
   builder.SetMaxSendMessageSize(-1);
   builder.AddListeningPort(absl::StrCat(host, ":", port), std::move(credentials),
                            &transport->port_);

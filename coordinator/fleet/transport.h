@@ -40,11 +40,12 @@ class WorkerStream;
 
 class FleetTransport {
  public:
-  // `events` outlives the transport. Connections are turned away until Accept. UNAVAILABLE when the
-  // port is taken.
+  // `events` outlives the transport. Connections are turned away until Accept, and those whose
+  // metadata do not bring the token (proto/fleet_token.h), before anything is read of them.
+  // UNAVAILABLE when the port is taken.
   static absl::StatusOr<std::unique_ptr<FleetTransport>> Listen(
       const std::string& host, int port, std::shared_ptr<grpc::ServerCredentials> credentials,
-      TransportEvents* events);
+      const std::string& token, TransportEvents* events);
   ~FleetTransport();  // Shutdown(0)
 
   int port() const { return port_; }
@@ -60,10 +61,11 @@ class FleetTransport {
   friend class WorkerStream;
   class Service;
 
-  explicit FleetTransport(TransportEvents* events);
+  FleetTransport(const std::string& token, TransportEvents* events);
   void Forget(ConnectionId connection) ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<WorkerStream> Find(ConnectionId connection) ABSL_LOCKS_EXCLUDED(mu_);
 
+  const std::string token_;
   TransportEvents* const events_;
   int port_ = 0;
   std::unique_ptr<Service> service_;
@@ -72,6 +74,7 @@ class FleetTransport {
   absl::Mutex mu_;
   bool accepting_ ABSL_GUARDED_BY(mu_) = false;
   ConnectionId last_connection_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t strangers_ ABSL_GUARDED_BY(mu_) = 0;  // turned away for their token
   // Shared with the stream itself, which lives until gRPC is done with it.
   std::map<ConnectionId, std::shared_ptr<WorkerStream>> streams_ ABSL_GUARDED_BY(mu_);
 };

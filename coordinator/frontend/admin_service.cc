@@ -9,7 +9,7 @@
 #include "coordinator/frontend/to_proto.h"
 #include "coordinator/frontend/watch_status_call.h"
 #include "coordinator/frontend/wire.h"
-#include "proto/inference.grpc.pb.h"
+#include "proto/admin.grpc.pb.h"
 #include "proto/status_details.h"
 
 namespace bitshard {

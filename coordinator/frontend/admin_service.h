@@ -14,7 +14,7 @@
 #include "coordinator/frontend/served_model.h"
 #include "coordinator/frontend/stream_writer.h"
 #include "coordinator/frontend/to_proto.h"
-#include "proto/inference.pb.h"
+#include "proto/admin.pb.h"
 
 namespace bitshard {
 

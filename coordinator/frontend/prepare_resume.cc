@@ -1,6 +1,7 @@
 #include "coordinator/frontend/prepare_resume.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -8,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "coordinator/engine/resume.h"
-#include "coordinator/engine/text_stream.h"
 #include "kernels/base/status_macros.h"
 #include "proto/status_details.h"
 
@@ -75,9 +75,9 @@ absl::Status SetResume(const v1::GenerateRequest& request, const ServedModel& mo
   }
   out.score_from.reset();  // the caller has the scores
   RETURN_IF_ERROR(CheckResumedAllowed(out, *model.tokenizer));
-  TextStream stream(model.tokenizer, out);
-  ASSIGN_OR_RETURN(ResumedAnswer answer, ReplayResumed(out, &stream));
-  prepared.resumed_text = std::move(answer.text);
+  ASSIGN_OR_RETURN(ResumedAnswer answer,
+                   ReplayResumed(out, model.tokenizer, &prepared.resumed_text));
+  out.replayed = std::make_shared<const ResumedAnswer>(std::move(answer));
   return absl::OkStatus();
 }
 

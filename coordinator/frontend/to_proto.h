@@ -9,6 +9,7 @@
 
 #include "coordinator/engine/engine.h"
 #include "coordinator/text/tokenizer.h"
+#include "proto/admin.pb.h"
 #include "proto/inference.pb.h"
 
 namespace bitshard {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include <xgrammar/xgrammar.h>
 
+#include "coordinator/grammar/grammar_memory.h"
 #include "coordinator/grammar/utf8_filter.h"
 #include "kernels/base/status_macros.h"
 #include "proto/status_details.h"
@@ -30,13 +31,20 @@ constexpr int kMaxJsonBlanks = 20;
 
 class Matcher final : public TokenMatcher {
  public:
+  // Without a `size` it is not one of those that follow the grammar.
   Matcher(const xgrammar::CompiledGrammar& grammar, std::shared_ptr<const Utf8Filter> utf8,
-          bool end_tokens)
+          bool end_tokens, std::shared_ptr<GrammarSize> size)
       : matcher_(grammar, /*override_stop_tokens=*/std::nullopt,
                  /*terminate_without_stop_token=*/!end_tokens),
         vocabulary_(grammar.GetTokenizerInfo()),
         utf8_(std::move(utf8)),
-        words_(TokenMaskBytes(vocab_size()) / sizeof(uint32_t)) {}
+        size_(std::move(size)),
+        words_(TokenMaskBytes(vocab_size()) / sizeof(uint32_t)) {
+    if (size_ != nullptr) size_->Join();
+  }
+  ~Matcher() override {
+    if (size_ != nullptr) size_->Leave();
+  }
 
   bool AcceptToken(int32_t token) override {
     const std::vector<std::string>& tokens = vocabulary_.GetDecodedVocab();
@@ -66,6 +74,7 @@ class Matcher final : public TokenMatcher {
     } catch (const std::exception&) {
       std::fill(words_.begin(), words_.end(), 0);  // nothing may follow: the request ends
     }
+    if (size_ != nullptr) size_->Filled();
     utf8_->Apply(last_bytes_.back(), &words_);
     for (uint32_t bit = vocab_size(); bit < words_.size() * 32; ++bit)
       words_[bit / 32] &= ~(1u << (bit % 32));
@@ -87,31 +96,37 @@ class Matcher final : public TokenMatcher {
   xgrammar::GrammarMatcher matcher_;
   const xgrammar::TokenizerInfo vocabulary_;
   const std::shared_ptr<const Utf8Filter> utf8_;  // of the compiler, which may end first
+  const std::shared_ptr<GrammarSize> size_;       // the grammar's; it may end first, too
   std::vector<uint32_t> words_;
   std::vector<uint8_t> last_bytes_ = {0};  // before the first token, and after each
 };
 
 class Compiled final : public CompiledGrammar {
  public:
-  Compiled(xgrammar::CompiledGrammar grammar, std::shared_ptr<const Utf8Filter> utf8)
+  Compiled(xgrammar::CompiledGrammar grammar, std::shared_ptr<const Utf8Filter> utf8,
+           std::shared_ptr<GrammarMemory> memory)
       : grammar_(std::move(grammar)), utf8_(std::move(utf8)) {
     for (const bool end_tokens : {false, true}) {
-      Matcher matcher(grammar_, utf8_, end_tokens);
+      Matcher matcher(grammar_, utf8_, end_tokens, /*size=*/nullptr);
       can_begin_ = matcher.FillMask(&first_masks_[end_tokens]);
     }
+    size_ = std::make_shared<GrammarSize>(
+        std::move(memory), [grammar = grammar_] { return grammar.MemorySizeBytes(); });
   }
 
   std::unique_ptr<TokenMatcher> NewMatcher(bool end_tokens) const override {
-    return std::make_unique<Matcher>(grammar_, utf8_, end_tokens);
+    return std::make_unique<Matcher>(grammar_, utf8_, end_tokens, size_);
   }
   const std::string& FirstMask(bool end_tokens) const override { return first_masks_[end_tokens]; }
-  uint64_t MemoryBytes() const override { return grammar_.MemorySizeBytes(); }
+  uint64_t MemoryBytes() const override { return size_->bytes(); }
+  bool TooLarge() const override { return size_->TooLarge(); }
   bool can_begin() const { return can_begin_; }
 
  private:
   const xgrammar::CompiledGrammar grammar_;
   const std::shared_ptr<const Utf8Filter> utf8_;
-  std::string first_masks_[2];  // without and with end tokens
+  std::shared_ptr<GrammarSize> size_;  // shared with those that follow it
+  std::string first_masks_[2];         // without and with end tokens
   bool can_begin_ = false;
 };
 
@@ -170,20 +185,23 @@ std::string Words(absl::string_view text) {
 }  // namespace
 
 struct ConstraintCompiler::Impl {
-  explicit Impl(VocabularyBytes vocabulary)
-      : utf8(std::make_shared<const Utf8Filter>(vocabulary.vocab_size, &vocabulary.tokens)),
+  Impl(VocabularyBytes vocabulary, const GrammarMemory::Limits& limits)
+      : memory(std::make_shared<GrammarMemory>(limits)),
+        utf8(std::make_shared<const Utf8Filter>(vocabulary.vocab_size, &vocabulary.tokens)),
         compiler(
             xgrammar::TokenizerInfo(vocabulary.tokens, xgrammar::VocabType::RAW,
                                     static_cast<int>(vocabulary.vocab_size), vocabulary.end_tokens),
             /*max_threads=*/1, /*cache_enabled=*/false, /*max_memory_bytes=*/-1,
             /*enable_dynamic_compilation=*/true) {}
 
+  const std::shared_ptr<GrammarMemory> memory;  // shared with the grammars
   const std::shared_ptr<const Utf8Filter> utf8;
   xgrammar::GrammarCompiler compiler;
 };
 
-ConstraintCompiler::ConstraintCompiler(const VocabularyBytes& vocabulary)
-    : impl_(std::make_unique<Impl>(vocabulary)) {}
+ConstraintCompiler::ConstraintCompiler(const VocabularyBytes& vocabulary,
+                                       const GrammarMemory::Limits& limits)
+    : impl_(std::make_unique<Impl>(vocabulary, limits)) {}
 
 ConstraintCompiler::~ConstraintCompiler() = default;
 
@@ -196,8 +214,8 @@ absl::StatusOr<std::shared_ptr<const CompiledGrammar>> ConstraintCompiler::Compi
   std::string error;
   bool out_of_memory = false;
   try {
-    compiled =
-        std::make_shared<const Compiled>(CompileWith(impl_->compiler, constraint), impl_->utf8);
+    compiled = std::make_shared<const Compiled>(CompileWith(impl_->compiler, constraint),
+                                                impl_->utf8, impl_->memory);
   } catch (const std::bad_alloc&) {
     out_of_memory = true;
   } catch (const std::exception& e) {

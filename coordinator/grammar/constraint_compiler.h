@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 
 #include "coordinator/grammar/constraint.h"
+#include "coordinator/grammar/grammar_memory.h"
 #include "coordinator/grammar/token_matcher.h"
 #include "coordinator/grammar/vocabulary_bytes.h"
 
@@ -17,7 +18,9 @@ namespace bitshard {
 // Thread-safe.
 class ConstraintCompiler {
  public:
-  explicit ConstraintCompiler(const VocabularyBytes& vocabulary);
+  // `limits`: of what the grammars may grow to while they are followed.
+  explicit ConstraintCompiler(const VocabularyBytes& vocabulary,
+                              const GrammarMemory::Limits& limits = GrammarMemory::Limits());
   ~ConstraintCompiler();
 
   // INVALID_ARGUMENT naming the field: it fails CheckConstraint, does not compile, asks for what

@@ -313,7 +313,8 @@ const ConstraintCompiler& GrammarCompiler::Shared::Compiler() {
   absl::call_once(compiler_once, [this] {
     const absl::StatusOr<VocabularyBytes> parsed = VocabularyBytes::Parse(vocabulary);
     CHECK_OK(parsed.status());
-    compiler = std::make_unique<const ConstraintCompiler>(*parsed);
+    compiler = std::make_unique<const ConstraintCompiler>(
+        *parsed, GrammarMemory::Limits{.all = options.shelf.bytes});
   });
   return *compiler;
 }

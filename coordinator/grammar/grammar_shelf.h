@@ -30,7 +30,8 @@ class GrammarShelf {
 
   explicit GrammarShelf(const Limits& limits) : limits_(limits) {}
 
-  // Null when there is none.
+  // Null when there is none, or one that has grown too large, which is forgotten: it is compiled
+  // afresh.
   Grammar Find(const std::string& key);
   // False when there is no room for it beside those in use: it is not kept.
   bool Put(const std::string& key, Grammar grammar);
@@ -42,15 +43,21 @@ class GrammarShelf {
   struct Entry {
     std::string key;
     Grammar grammar;
+    uint64_t bytes;  // when it was last looked at
   };
   using Entries = std::list<Entry>;
 
-  // Lets go of what is too much; the bytes of the rest. Grammars grow while they are used, so all
-  // are asked.
+  // Grammars grow while they are used: each call looks at a few, in turns.
+  void LookAtSome();
+  void Look(Entry& entry);
+  Entries::iterator Erase(Entries::iterator entry);
+  // Lets go of what is too much; the bytes of the rest.
   uint64_t Trim();
 
   const Limits limits_;
-  Entries entries_;  // asked for last comes first
+  Entries entries_;     // asked for last comes first
+  uint64_t bytes_ = 0;  // of all entries
+  Entries::iterator next_look_ = entries_.end();
   absl::flat_hash_map<std::string, Entries::iterator> by_key_;
 };
 

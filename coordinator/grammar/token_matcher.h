@@ -40,8 +40,11 @@ class CompiledGrammar {
   virtual std::unique_ptr<TokenMatcher> NewMatcher(bool end_tokens) const = 0;
   // The mask of a new matcher.
   virtual const std::string& FirstMask(bool end_tokens) const = 0;
-  // An estimate, now: it grows with use.
+  // An estimate of a moment ago: it grows with use.
   virtual uint64_t MemoryBytes() const = 0;
+  // It has grown too large, by itself or beside the others that are followed: whoever follows it is
+  // to end.
+  virtual bool TooLarge() const { return false; }
 };
 
 }  // namespace bitshard

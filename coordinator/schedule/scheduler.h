@@ -34,9 +34,13 @@
 #include "coordinator/schedule/prefix_cache.h"
 #include "coordinator/schedule/sequence.h"
 #include "coordinator/schedule/step_load.h"
+#include "proto/message_limits.h"
 #include "proto/plan.pb.h"
 
 namespace bitshard {
+
+// What a sequence adds to the plan with which it enters, at most; its row left out.
+uint64_t EnteringBytes(const Sequence& sequence, uint32_t block_tokens);
 
 // What the group of workers offers, and the bounds to keep. Fixed within an epoch.
 struct SchedulerLimits {
@@ -46,6 +50,9 @@ struct SchedulerLimits {
   uint32_t token_budget = 0;          // per step
   std::optional<uint32_t> max_chunk;  // tokens of one sequence in a step
   bool prefix_cache = true;
+  // Of what enters in one step, as EnteringBytes counts it, but for a sequence that enters alone: a
+  // plan must not be larger than a message may be.
+  uint64_t max_entering_bytes = kMaxEnteringBytes;
 };
 
 // One row of a step, before it becomes a plan.
@@ -68,6 +75,7 @@ struct ScheduledRow {
 struct StepSchedule {
   std::vector<ScheduledRow> rows;
   uint32_t tokens = 0;
+  uint64_t entering_bytes = 0;
   StepLoad load;
   uint32_t preempted = 0;  // sequences, since the last schedule
   // Why the next one that waits did not enter: no slot or no blocks for it, or `limit`. Neither:
@@ -144,9 +152,12 @@ class Scheduler {
   uint32_t steps_in_flight() const { return static_cast<uint32_t>(in_flight_.size()); }
   uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t waiting() const { return static_cast<uint32_t>(waiting_.size()); }
-  // Sums over the running sequences, kept as they change: prompt tokens; what was given and no plan
-  // computes yet; outputs in plans so far.
+  // Requests: those of which a choice runs.
+  uint32_t running_requests() const { return running_requests_; }
+  // Sums over the running sequences, kept as they change: prompt tokens; of these, those of choices
+  // after their request's first; what was given and no plan computes yet; outputs in plans so far.
   uint64_t running_prompt_tokens() const { return total_.prompt_tokens; }
+  uint64_t running_further_tokens() const { return total_.further_tokens; }
   uint64_t uncomputed_prompt_tokens() const { return total_.uncomputed_tokens; }
   uint64_t running_outputs() const { return total_.output_tokens; }
   // In the order of service, those where something runs or waits again. O(levels).
@@ -236,6 +247,8 @@ class Scheduler {
   LoadShare ShareOf(const Sequence& sequence) const;
   void Recount(Sequence* sequence) { SetShare(sequence, ShareOf(*sequence)); }
   void SetShare(Sequence* sequence, const LoadShare& share);
+  // It runs, or runs no more.
+  void CountRequest(const Sequence& sequence, bool runs);
   absl::Status CheckSums() const;
 
   SchedulerLimits limits_;
@@ -247,9 +260,13 @@ class Scheduler {
   FairQueue waiting_;
   std::map<ServiceLevel, LevelSums> levels_;  // with sequences
   LoadShare total_, batch_;                   // of all, and of the batch levels
-  std::vector<uint32_t> free_slots_;          // a stack
-  std::vector<uint32_t> slot_gen_;  // by slot: the last generation given out; goes on over epochs
-  std::vector<Sequence*> in_slot_;  // by slot; null when it is free
+  uint32_t running_requests_ = 0;
+  // Of requests with several choices, by the first one's id: how many of them run; none is not
+  // there.
+  absl::flat_hash_map<SequenceId, uint32_t> running_choices_;
+  std::vector<uint32_t> free_slots_;  // a stack
+  std::vector<uint32_t> slot_gen_;    // by slot: the last generation given out; goes on over epochs
+  std::vector<Sequence*> in_slot_;    // by slot; null when it is free
   std::deque<InFlightStep> in_flight_;
   uint64_t preemptions_ = 0, stale_outputs_ = 0;
   // Since the last schedule.

@@ -21,6 +21,13 @@ void Count(const ScheduledRow& row, int sign, StepLoad& load) {
 
 }  // namespace
 
+uint64_t EnteringBytes(const Sequence& sequence, uint32_t block_tokens) {
+  // Beside tokens, blocks and sampling: a few numbers, the lengths, the tags.
+  constexpr uint64_t kRest = 64;
+  const uint64_t ids = sequence.tokens.size() + sequence.known_blocks(block_tokens);
+  return ids * kMaxIdBytes + sequence.sampling.ByteSizeLong() + kRest;
+}
+
 StepSchedule Scheduler::Schedule(bool allow_empty, const PrefillLimit* limit) {
   CHECK(has_epoch_) << "no group to schedule for";
   PreemptCondemned();
@@ -131,6 +138,9 @@ bool Scheduler::AdmitWaiting(const std::optional<ServiceLevel>& end, const Prefi
     // passed by for ever.
     const bool fits = Fits(*sequence, hit);
     if (!fits && !(may_push && FitsWithoutBatch(*sequence, hit))) return no_room();
+    const uint64_t bytes = EnteringBytes(*sequence, limits_.block_tokens);
+    if (step.entering_bytes > 0 && step.entering_bytes + bytes > limits_.max_entering_bytes)
+      return false;
 
     sequence->computed = static_cast<uint32_t>(hit.blocks.size()) * limits_.block_tokens;
     const uint32_t n_tokens = ChunkOf(*sequence, limit, step);
@@ -142,6 +152,7 @@ bool Scheduler::AdmitWaiting(const std::optional<ServiceLevel>& end, const Prefi
     while (!Fits(*sequence, hit)) Preempt(*running_.rbegin(), step);
     Enter(sequence, std::move(hit));
     AddRow(sequence, n_tokens, /*enters=*/true, step);
+    step.entering_bytes += bytes;
   }
   return true;
 }

@@ -34,6 +34,8 @@ struct SlotRef {
 // What the engine asks for.
 struct SequenceSpec {
   SequenceId id = 0;
+  // Of one of several choices: the id of the first one. Together they count as one request.
+  std::optional<SequenceId> first_choice = {};
   int32_t priority = 0;          // lower first
   bool batch = false;            // after everything that is not
   std::string tenant;            // shares the service with the others of its level
@@ -59,8 +61,9 @@ struct LoadShare {
   uint32_t running = 0, again = 0;
   // Running ones: given; of these, such that no plan computes yet; outputs planned.
   uint64_t prompt_tokens = 0, uncomputed_tokens = 0, output_tokens = 0;
-  uint64_t again_tokens = 0;  // known ones of those that wait again
-  uint64_t owed_blocks = 0;   // Scheduler::OwedBlocks of running ones
+  uint64_t further_tokens = 0;  // of prompt_tokens, those of choices after their request's first
+  uint64_t again_tokens = 0;    // known ones of those that wait again
+  uint64_t owed_blocks = 0;     // Scheduler::OwedBlocks of running ones
   friend bool operator==(const LoadShare&, const LoadShare&) = default;
 };
 
@@ -73,6 +76,7 @@ struct LevelSums {
 struct Sequence {
   explicit Sequence(SequenceSpec spec)
       : id(spec.id),
+        first_choice(spec.first_choice),
         level{spec.batch, spec.priority},
         tenant(std::move(spec.tenant)),
         n_prompt(static_cast<uint32_t>(spec.prompt.size())),
@@ -91,6 +95,7 @@ struct Sequence {
   }
 
   const SequenceId id;
+  const std::optional<SequenceId> first_choice;
   const ServiceLevel level;
   const std::string tenant;
   const uint32_t n_prompt;

@@ -15,6 +15,7 @@
 #include "coordinator/tools/bench_measure.h"
 #include "coordinator/tools/bench_report.h"
 #include "coordinator/tools/local_service.h"
+#include "proto/admin.grpc.pb.h"
 #include "proto/inference.grpc.pb.h"
 
 namespace bitshard {

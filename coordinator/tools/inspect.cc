@@ -25,7 +25,7 @@
 #include "kernels/formats/format.h"
 #include "kernels/registry/kernel_probe.h"
 #include "kernels/registry/linear.h"
-#include "proto/inference.grpc.pb.h"
+#include "proto/admin.grpc.pb.h"
 
 ABSL_FLAG(int32_t, ranks, 2, "show the plan for so many workers");
 ABSL_FLAG(bool, tensors, false, "list every tensor");

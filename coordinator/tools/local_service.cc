@@ -24,6 +24,10 @@
 
 ABSL_FLAG(int32_t, workers, 1, "worker processes on this machine");
 ABSL_FLAG(int32_t, threads, 0, "threads of each worker; 0 = its share of the cores");
+ABSL_FLAG(
+    std::string, device, "",
+    "what the workers compute on: cpu, cuda (each a GPU of its own), auto; empty = a GPU where "
+    "the worker was built for one and finds it");
 ABSL_FLAG(std::string, activations, "a16", "a16, a8 or f32");
 ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16, f32, int8 or fp8_e4m3");
 ABSL_FLAG(std::string, bin_dir, "",
@@ -56,6 +60,7 @@ absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::stri
     return absl::InvalidArgumentError(absl::StrCat("--workers must be 1 to ", kMaxLocalWorkers));
   }
   options.threads = absl::GetFlag(FLAGS_threads);
+  options.device = absl::GetFlag(FLAGS_device);
   options.activations = absl::GetFlag(FLAGS_activations);
   options.kv_cache_dtype = absl::GetFlag(FLAGS_kv_cache_dtype);
   options.bin_dir = absl::GetFlag(FLAGS_bin_dir);
@@ -155,6 +160,7 @@ absl::StatusOr<ChildProcess> LocalService::StartWorker(int index) {
                                       absl::StrCat("--threads=", options_.threads),
                                       "--exit-with-parent",
                                       "--log-level=" + options_.log_level};
+  if (!options_.device.empty()) command.push_back("--device=" + options_.device);
   for (const std::string& flag : options_.worker_flags) command.push_back(flag);
   return ChildProcess::Start(command);
 }

@@ -15,16 +15,17 @@
 #include "absl/status/statusor.h"
 
 #include "coordinator/tools/child_process.h"
-#include "proto/inference.grpc.pb.h"
+#include "proto/admin.grpc.pb.h"
 
 namespace bitshard {
 
 inline constexpr int kMaxLocalWorkers = 64;
 
 struct LocalServiceOptions {
-  std::string model;  // path
-  int workers = 1;    // 1 to kMaxLocalWorkers
-  int threads = 0;    // of each worker; 0 = its share of the cores
+  std::string model;   // path
+  int workers = 1;     // 1 to kMaxLocalWorkers
+  int threads = 0;     // of each worker; 0 = its share of the cores
+  std::string device;  // of each worker, its --device; "" = what it takes by itself
   std::string bind = "127.0.0.1";
   int port = 0;           // 0 = any free one
   int metrics_port = -1;  // 0 = any free one, -1 = none
@@ -38,7 +39,8 @@ struct LocalServiceOptions {
 // "--shares=3,2,--max-running=8" is two flags: a comma ends one only where the next begins with --.
 std::vector<std::string> SplitFlags(const std::string& flags);
 
-// What --workers, --threads, --activations, --kv-cache-dtype, --bin-dir, --coordinator-flags and
+// What --workers, --threads, --device, --activations, --kv-cache-dtype, --bin-dir,
+// --coordinator-flags and
 // --worker-flags say; the rest as above. INVALID_ARGUMENT names a bad flag.
 absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::string& model);
 

@@ -118,3 +118,99 @@ fetch_xgrammar() {
   mv "$folder/$name" "$BITSHARD_XGRAMMAR" || [[ -f "$BITSHARD_XGRAMMAR/sha256" ]] || die "cannot write $BITSHARD_XGRAMMAR"
   rm -rf "$folder"
 }
+
+# --- CUDA, from NVIDIA's wheels where the machine has no toolkit: all of the 13.0 line, the same bytes as a 13.0 toolkit.
+
+CUDA_HEADER_WHEELS=(
+  "nvidia-cuda-cccl==13.0.85 --hash=sha256:e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649"
+  "nvidia-cuda-crt==13.0.88 --hash=sha256:2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4"
+  "nvidia-cuda-runtime==13.0.96 --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548"
+)
+CUDA_COMPILER_WHEELS=(
+  "nvidia-cuda-nvcc==13.0.88 --hash=sha256:56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03"
+  "nvidia-nvvm==13.0.88 --hash=sha256:c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0"
+)
+CUDA_DISASSEMBLER_WHEELS=(
+  "nvidia-cuda-cuobjdump==13.5.37 --hash=sha256:38780fee50863252a0b8926357faa91615ca1c8346490563f33a06100cd73f58"
+  "nvidia-cuda-nvdisasm==13.5.37 --hash=sha256:d3fdbdd49fa53e2e4aacd3db8259d052bd2b049ececdcb69e92e083c6728e7ca"
+)
+NCCL_WHEEL="nvidia-nccl-cu13==2.28.9 --hash=sha256:e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42"
+
+# fetch_wheels FOLDER SIZE REQUIREMENT...: unpacks wheels of PyPI into FOLDER, unless it holds exactly these. One at a time:
+# Bazel fetches its repositories side by side.
+fetch_wheels() {
+  mkdir -p "$BITSHARD_CACHE"
+  (
+    flock 9
+    fetch_wheels_alone "$@"
+  ) 9> "$BITSHARD_CACHE/fetch.lock" || exit 1
+}
+
+fetch_wheels_alone() {
+  local target="$1" size="$2" folder
+  shift 2
+  cmp -s <(printf '%s\n' "$@") "$target/requirements.txt" && return 0
+  make_venv
+  say "fetching ${target##*/} ($size)"
+  folder="$(mktemp -d "$BITSHARD_CACHE/fetch.XXXXXX")"
+  printf '%s\n' "$@" > "$folder/requirements.txt"
+  # pip compares each digest before it unpacks.
+  "$BITSHARD_VENV/bin/pip" install --quiet --disable-pip-version-check --no-cache-dir --no-deps --no-compile --require-hashes \
+    --only-binary :all: --target "$folder/tree" -r "$folder/requirements.txt" >&2 ||
+    die "pip install of ${target##*/} failed; is there a network? The wheels are for x86-64"
+  mv "$folder/requirements.txt" "$folder/tree/"
+  rm -rf "$target"
+  mv -T "$folder/tree" "$target" || die "cannot write $target"
+  rm -rf "$folder"
+}
+
+# Prints the folder of the CUDA headers that the kernels' emulator is compiled with, always these and no toolkit's.
+cuda_headers() {
+  local folder="$BITSHARD_CACHE/cuda-headers-13.0"
+  fetch_wheels "$folder" "6 MB" "${CUDA_HEADER_WHEELS[@]}"
+  printf '%s\n' "$folder/nvidia/cu13/include"
+}
+
+# Prints the folder of a CUDA toolkit with a compiler: $CUDA_HOME, the usual place, or, with BITSHARD_CUDA=on
+# (--config=cuda), wheels. Prints nothing where there is none.
+cuda_toolkit() {
+  local folder
+  for folder in "${CUDA_HOME:-}" /usr/local/cuda; do
+    # C++20 needs CUDA 12.
+    if [[ -n "$folder" && -x "$folder/bin/nvcc" ]] && "$folder/bin/nvcc" --version | grep -q "release 1[2-9]"; then
+      printf '%s\n' "$folder"
+      return 0
+    fi
+  done
+  [[ "${BITSHARD_CUDA:-}" == on ]] || return 0
+  folder="$BITSHARD_CACHE/cuda-compiler-13.0"
+  fetch_wheels "$folder" "120 MB" "${CUDA_HEADER_WHEELS[@]}" "${CUDA_COMPILER_WHEELS[@]}"
+  printf '%s\n' "$folder/nvidia/cu13"
+}
+
+# cuda_disassembler TOOLKIT: prints the folder of cuobjdump and nvdisasm, the toolkit's or wheels'.
+cuda_disassembler() {
+  local folder="$BITSHARD_CACHE/cuda-disassembler-13.5"
+  if [[ -x "$1/bin/cuobjdump" && -x "$1/bin/nvdisasm" ]]; then
+    printf '%s\n' "$1/bin"
+    return 0
+  fi
+  fetch_wheels "$folder" "5 MB" "${CUDA_DISASSEMBLER_WHEELS[@]}"
+  printf '%s\n' "$folder/nvidia/cu13/bin"
+}
+
+# nccl TOOLKIT: prints two lines, the folders of nccl.h and of libnccl.so.2: the toolkit's, the system's, or a wheel's.
+# Only with BITSHARD_CUDA=on is the wheel's library kept (218 MB); the fake of the tests needs the header alone.
+nccl() {
+  local place folder="$BITSHARD_CACHE/nccl-2.28.9"
+  for place in "$1/include $1/lib64" "/usr/include /usr/lib/x86_64-linux-gnu"; do
+    if [[ -f "${place% *}/nccl.h" ]]; then
+      printf '%s\n%s\n' "${place% *}" "${place#* }"
+      return 0
+    fi
+  done
+  [[ "${BITSHARD_CUDA:-}" == on || -d "$folder" ]] || folder="$BITSHARD_CACHE/nccl-headers-2.28.9"
+  fetch_wheels "$folder" "197 MB" "$NCCL_WHEEL"
+  [[ "$folder" == */nccl-2.28.9 ]] || rm -rf "$folder/nvidia/nccl/lib"
+  printf '%s\n%s\n' "$folder/nvidia/nccl/include" "$folder/nvidia/nccl/lib"
+}

@@ -12,20 +12,12 @@
 #include "kernels/base/float_types.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/p16x64.h"
+#include "kernels/tensor/packed_sizes.h"
 
 namespace bitshard {
 namespace {
 
 int DenseBytes(PackedSpec::Type type) { return type == PackedSpec::Type::kF32 ? 4 : 2; }
-
-struct Sizes {
-  uint64_t tile_bytes = 0;  // codes of one row tile
-  uint64_t code_bytes = 0;
-  uint64_t record_bytes = 0;      // of the scale plane
-  uint64_t scale_tile_bytes = 0;  // of one row tile
-  uint64_t scale_bytes = 0;
-  uint64_t nested_bytes = 0;
-};
 
 const char* NameOf(ScaleKind kind) {
   constexpr const char* kNames[] = {"f16",    "bf16",     "f32",          "e8m0",        "e4m3",
@@ -85,7 +77,9 @@ const char* WrongScales(const PackedSpec& spec) {
   return "";
 }
 
-absl::StatusOr<Sizes> ComputeSizes(const PackedSpec& spec) {
+}  // namespace
+
+absl::StatusOr<PackedSizes> SizesOf(const PackedSpec& spec) {
   const auto refuse = [&spec](const char* why) {
     return absl::InvalidArgumentError(absl::StrCat("packed matrix ", spec.rows, " x ", spec.cols,
                                                    " ", spec.Describe(), ": ", why));
@@ -94,7 +88,7 @@ absl::StatusOr<Sizes> ComputeSizes(const PackedSpec& spec) {
   constexpr uint64_t kMaxSide = uint64_t{1} << 31;
   if (spec.rows > kMaxSide || spec.cols > kMaxSide) return refuse("a side is beyond 2^31");
   const uint64_t row_tiles = CeilDiv(spec.rows, kTileRows);
-  Sizes sizes;
+  PackedSizes sizes;
   std::optional<uint64_t> tile_bytes;
   if (spec.type == PackedSpec::Type::kInt) {
     if (spec.bits < 2 || spec.bits > 8) return refuse("codes must have 2 to 8 bits");
@@ -126,6 +120,8 @@ absl::StatusOr<Sizes> ComputeSizes(const PackedSpec& spec) {
   sizes.code_bytes = *code_bytes;
   return sizes;
 }
+
+namespace {
 
 // Index of element (row, col) in a dense matrix's row tile.
 int64_t DenseIndex(int64_t row, int64_t col) {
@@ -184,7 +180,7 @@ std::string PackedSpec::Describe() const {
 }
 
 absl::StatusOr<uint64_t> PackedBytes(const PackedSpec& spec) {
-  ASSIGN_OR_RETURN(const Sizes sizes, ComputeSizes(spec));
+  ASSIGN_OR_RETURN(const PackedSizes sizes, SizesOf(spec));
   return sizes.code_bytes + sizes.scale_bytes + sizes.nested_bytes;
 }
 
@@ -296,7 +292,7 @@ absl::StatusOr<PackedMatrixBuilder> PackedMatrixBuilder::Create(const PackedSpec
 }
 
 PackedMatrixBuilder::PackedMatrixBuilder(const PackedSpec& spec, MemoryArena* arena) {
-  const absl::StatusOr<Sizes> sizes = ComputeSizes(spec);
+  const absl::StatusOr<PackedSizes> sizes = SizesOf(spec);
   CHECK_OK(sizes.status());
   matrix_.spec_ = spec;
   matrix_.tile_bytes_ = static_cast<int64_t>(sizes->tile_bytes);

@@ -34,6 +34,32 @@ TEST(TenantQueue, NobodyHasMoreThanHisShareAtWork) {
   EXPECT_FALSE(queue.CanPop());
 }
 
+TEST(TenantQueue, ATenantsSlowWorkTakesTurnsWithTheRestAndCountsInItsShare) {
+  TenantQueue<int> queue(/*share=*/3, /*slow_share=*/2);
+  for (int i = 0; i < 4; ++i) queue.Push("a", i, /*slow=*/true);
+  for (int i = 10; i < 14; ++i) queue.Push("a", i);
+  std::vector<int> order;
+  while (queue.CanPop()) order.push_back(queue.Pop().work);
+  EXPECT_EQ(order, (std::vector<int>{0, 10, 1})) << "three in all";
+  queue.Push("b", 20, /*slow=*/true);
+  EXPECT_EQ(queue.Pop().work, 20);
+  queue.Done("a");
+  EXPECT_EQ(queue.Pop().work, 11) << "no third slow one";
+  queue.Done("a", /*slow=*/true);
+  const auto next = queue.Pop();
+  EXPECT_EQ(next.work, 2);
+  EXPECT_TRUE(next.slow);
+  EXPECT_EQ(queue.waiting("a"), 3u);
+  queue.Remove("a", 3);
+  queue.Remove("a", 12);
+  EXPECT_EQ(queue.waiting("a"), 1u);
+  queue.Clear();
+  EXPECT_EQ(queue.waiting(), 0u);
+  for (const bool slow : {true, true, false}) queue.Done("a", slow);
+  queue.Push("a", 30);
+  EXPECT_EQ(queue.Pop().work, 30);
+}
+
 TEST(TenantQueue, WhatIsTakenOutLeavesNothingBehind) {
   TenantQueue<int> queue(/*share=*/1);
   queue.Push("a", 1);

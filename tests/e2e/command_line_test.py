@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 import case_report
-from live_service import BITSHARD, ROOT, Service, golden_model, pb
+from live_service import BITSHARD, ROOT, Service, admin_pb, golden_model, pb
 
 
 def run(*args, timeout=60):
@@ -91,7 +91,7 @@ class CommandLineTest(unittest.TestCase):
 
     def test_a_drain_by_an_operator_ends_serve_with_a_word(self):
         with Service(golden_model("tiny-llama-q"), workers=2) as service:
-            service.admin.Drain(pb.DrainRequest(), timeout=10)
+            service.admin.Drain(admin_pb.DrainRequest(), timeout=10)
             self.assertEqual(service.process.wait(60), 0)
             self.assertIn("bitshard serve: drained", service.log())
             self.assertNotIn("starting it again", service.log())
@@ -143,9 +143,9 @@ class CommandLineTest(unittest.TestCase):
         self.assertIn("--isa", result.stderr)
         self.assertNotIn("starting it again", result.stderr)
         with Service(golden_model("gguf-Q4_1"), workers=2, flags=["--require-kernels=fast"]) as service:
-            report = service.admin.GetKernelReport(pb.GetKernelReportRequest(), timeout=5)
+            report = service.admin.GetKernelReport(admin_pb.GetKernelReportRequest(), timeout=5)
             speeds = {kernel.speed for rank in report.ranks for kernel in rank.kernels}
-            self.assertEqual(speeds, {pb.KERNEL_SPEED_FAST})
+            self.assertEqual(speeds, {admin_pb.KERNEL_SPEED_FAST})
             shown = run("inspect", f"--admin-address=127.0.0.1:{service.ports['admin_port']}")
             self.assertEqual(shown.returncode, 0, shown.stderr)
             for word in ("rank 1", "linear", "payload", report.ranks[0].kernels[0].kernel):

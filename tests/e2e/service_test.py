@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import case_report
-from live_service import Service, Stream, pb, smollm2
+from live_service import Service, Stream, admin_pb, pb, smollm2
 
 
 def rich_details(error):
@@ -143,14 +143,14 @@ class ServiceTest(unittest.TestCase):
         self.assertEqual((load.running, load.waiting, load.blocks.used), (0, 0, 0))
 
     def test_kernel_report_names_every_op_and_what_was_measured(self):
-        report = self.service.admin.GetKernelReport(pb.GetKernelReportRequest(), timeout=5)
+        report = self.service.admin.GetKernelReport(admin_pb.GetKernelReportRequest(), timeout=5)
         self.assertEqual([rank.rank for rank in report.ranks], [0, 1])
         for rank in report.ranks:
             by_op = {}
             for binding in rank.kernels:
                 by_op.setdefault(binding.op, []).append(binding)
                 self.assertNotEqual(binding.kernel, "")
-                self.assertNotEqual(binding.speed, pb.KERNEL_SPEED_UNSPECIFIED)
+                self.assertNotEqual(binding.speed, admin_pb.KERNEL_SPEED_UNSPECIFIED)
                 self.assertIn(binding.kernel, binding.text)
             self.assertEqual(sum(b.layers for b in by_op["linear"]), 30 * 7)
             self.assertEqual(sum(b.layers for b in by_op["attention"]), 30)
@@ -161,7 +161,7 @@ class ServiceTest(unittest.TestCase):
 
     def test_memory_report_equals_the_process_own_page_tables(self):
         self.stub.Complete(pb.CompleteRequest(text="The capital of France is", max_tokens=4))  # touches some KV
-        report = self.service.admin.GetMemoryReport(pb.GetMemoryReportRequest(), timeout=5)
+        report = self.service.admin.GetMemoryReport(admin_pb.GetMemoryReportRequest(), timeout=5)
         page = os.sysconf("SC_PAGESIZE")
         for rank in report.ranks:
             mappings = smaps(rank.pid)

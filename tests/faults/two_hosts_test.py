@@ -10,7 +10,7 @@ import unittest
 import grpc
 
 import case_report
-from live_service import ROOT, Stream, golden_model, pb, pb_grpc
+from live_service import ROOT, Stream, admin_grpc, admin_pb, golden_model, pb, pb_grpc
 from two_hosts import Impossible, Process, TwoHosts
 
 REQUESTS = 6
@@ -41,7 +41,7 @@ class Service:
                     str(ROOT / "worker/bitshard-worker"), f"--coordinator=10.213.7.1:{self.ports['fleet_port']}",
                     f"--token-file={token}", f"--local-rank={rank}", "--threads=1", "--memory=1GiB", "--pin=off", *flags])
             self.inference = pb_grpc.InferenceStub(grpc.insecure_channel(f"127.0.0.1:{self.ports['port']}"))
-            self.admin = pb_grpc.AdminStub(grpc.insecure_channel(f"127.0.0.1:{self.ports['admin_port']}"))
+            self.admin = admin_grpc.AdminStub(grpc.insecure_channel(f"127.0.0.1:{self.ports['admin_port']}"))
             self.await_ready()
         except BaseException:
             print(self.logs())
@@ -57,7 +57,7 @@ class Service:
         start = time.monotonic()
         while time.monotonic() - start < timeout:
             try:
-                if self.admin.GetStatus(pb.GetStatusRequest(), timeout=5).status.ready:
+                if self.admin.GetStatus(admin_pb.GetStatusRequest(), timeout=5).status.ready:
                     return time.monotonic() - start
             except grpc.RpcError:
                 pass
@@ -149,7 +149,7 @@ class TwoHostsTest(unittest.TestCase):
                     self.assertEqual(stream.code, grpc.StatusCode.UNAVAILABLE, stream.details)
                     self.assertRegex(stream.details, names)
                 self.assertRegex(service.coordinator.log(), names)
-                self.assertFalse(service.admin.GetStatus(pb.GetStatusRequest(), timeout=5).status.ready)
+                self.assertFalse(service.admin.GetStatus(admin_pb.GetStatusRequest(), timeout=5).status.ready)
             finally:
                 self.hosts.link(link, "up")
             print(f"{link} link down and up: ready again {service.await_ready():.2f} s after")

@@ -18,7 +18,7 @@ import time
 import grpc
 from grpc_health.v1 import health_pb2
 
-from live_service import Service, golden_model, pb
+from live_service import Service, admin_pb, golden_model, pb
 from rpc_judge import Answer, Method, complaints, parsed
 from rpc_messages import SHARED_IDS, fields_set, make_request
 
@@ -40,10 +40,10 @@ _ADMIN = {"GetStatus": 2, "WatchStatus": 3, "GetKernelReport": 1, "GetMemoryRepo
 def methods():
     """[(Method, port's name, weight)] of all RPCs."""
     found = []
-    for service, weights, port in (("Inference", _INFERENCE, "port"), ("Admin", _ADMIN, "admin_port")):
-        for method in pb.DESCRIPTOR.services_by_name[service].methods:
-            found.append((Method(f"/bitshard.v1.{service}/{method.name}", getattr(pb, method.input_type.name),
-                                 getattr(pb, method.output_type.name), method.server_streaming), port, weights[method.name]))
+    for file, service, weights, port in ((pb, "Inference", _INFERENCE, "port"), (admin_pb, "Admin", _ADMIN, "admin_port")):
+        for method in file.DESCRIPTOR.services_by_name[service].methods:
+            found.append((Method(f"/bitshard.v1.{service}/{method.name}", getattr(file, method.input_type.name),
+                                 getattr(file, method.output_type.name), method.server_streaming), port, weights[method.name]))
     for name, streams in (("Check", False), ("Watch", True)):
         for port in ("port", "health_port"):
             found.append((Method(f"/grpc.health.v1.Health/{name}", health_pb2.HealthCheckRequest,
@@ -61,7 +61,7 @@ class Case:
         self.method, self.port, _ = rng.choices(all_methods, [weight for _, _, weight in all_methods])[0]
         self.payload = make_request(rng, self.method.request.DESCRIPTOR)
         if self.method.path.endswith("/Drain"):  # a good one would end the service; that comes last
-            self.payload = rng.choice([b"\xff\xff\xff", b"\x0a\x05\x08", pb.DrainRequest(timeout={
+            self.payload = rng.choice([b"\xff\xff\xff", b"\x0a\x05\x08", admin_pb.DrainRequest(timeout={
                 "seconds": rng.choice([-1, 86401, 1 << 40])}).SerializeToString()])
         self.timeout = rng.choice([0.001, 0.02, 0.2]) * rng.random() if rng.random() < 0.1 else PATIENCE_S
         # None: read to the end; 0: cancelled at once; else after so many messages.

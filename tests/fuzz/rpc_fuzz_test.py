@@ -15,7 +15,7 @@ from google.rpc import status_pb2
 
 import case_report
 import rpc_fuzz
-from live_service import pb
+from live_service import admin_pb, pb
 from rpc_judge import Answer, Method, complaints, parsed
 from rpc_messages import fields_of, fields_set, make_request
 
@@ -50,7 +50,7 @@ class RpcFuzzTest(unittest.TestCase):
             self.assertEqual(total("bitshard_requests_received_total"),
                              total("bitshard_requests_total") + total("bitshard_admission_rejections_total"))
             # A drain, last of all: with a field nobody knows.
-            service.admin.Drain(pb.DrainRequest.FromString(b"\x0a\x02\x08\x01\xf8\x06\x01"), timeout=10)
+            service.admin.Drain(admin_pb.DrainRequest.FromString(b"\x0a\x02\x08\x01\xf8\x06\x01"), timeout=10)
             self.assertEqual(service.process.wait(60), 0, service.log()[-4000:])
             self.assertEqual(service.close(), [])
 

@@ -122,6 +122,73 @@ inline PackedMatrix Pack(const RawMatrix& raw) {
   return std::move(builder).Build();
 }
 
+// Columns [begin, end) as a rank has them that starts there.
+inline RawMatrix CutColumns(const RawMatrix& whole, uint64_t begin, uint64_t end) {
+  RawMatrix part = whole;
+  PackedSpec& spec = part.spec;
+  const uint64_t period = IsSuper(spec.scale) ? kSuperBlockCols : spec.group_size;
+  const uint64_t at = spec.first_group_offset + begin;
+  const uint64_t super = at / period, group = super * (period / spec.group_size);
+  spec.cols = end - begin;
+  spec.first_group_offset = static_cast<int>(at % period);
+  spec.first_block += group;
+  const auto cut = [](auto& of, uint64_t rows, uint64_t from_cols, uint64_t first, uint64_t cols) {
+    if (of.empty()) return;
+    const auto source = of;
+    of.clear();
+    for (uint64_t row = 0; row < rows; ++row) {
+      const auto from = source.begin() + row * from_cols + first;
+      of.insert(of.end(), from, from + cols);
+    }
+  };
+  const PackedSpec& from = whole.spec;
+  cut(part.codes, from.rows, from.cols, begin, spec.cols);
+  const uint64_t bytes = RawScaleBytes(spec.scale), groups = spec.groups();
+  cut(part.scales, spec.block_rows == 1 ? spec.rows : spec.row_blocks(), from.groups() * bytes,
+      group * bytes, groups * bytes);
+  cut(part.mins, spec.rows, from.groups(), group, groups);
+  cut(part.zeros, spec.rows, from.groups(), group, groups);
+  cut(part.sub_mins, spec.rows, from.groups(), group, groups);
+  cut(part.super_scales, spec.rows, from.super_blocks(), super, spec.super_blocks());
+  cut(part.super_mins, spec.rows, from.super_blocks(), super, spec.super_blocks());
+  if (!part.second.empty()) {
+    part.second.erase(part.second.begin(), part.second.begin() + spec.first_block / kNestedBlock -
+                                               from.first_block / kNestedBlock);
+  }
+  return part;
+}
+
+// Rows [begin, end) likewise.
+inline RawMatrix CutRows(const RawMatrix& whole, uint64_t begin, uint64_t end) {
+  RawMatrix part = whole;
+  PackedSpec& spec = part.spec;
+  const PackedSpec& from = whole.spec;
+  spec.rows = end - begin;
+  const uint64_t at = from.first_row_offset + begin;
+  if (spec.block_rows > 1) spec.first_row_offset = static_cast<int>(at % spec.block_rows);
+  spec.first_block += begin * from.source_row_groups;
+  const auto cut = [](auto& of, uint64_t first, uint64_t rows, uint64_t width) {
+    if (of.empty()) return;
+    const auto source = of;
+    of.assign(source.begin() + first * width, source.begin() + (first + rows) * width);
+  };
+  const uint64_t groups = from.groups(), supers = from.super_blocks();
+  cut(part.codes, begin, spec.rows, from.cols);
+  const uint64_t first_scale_row =
+      spec.block_rows == 1 ? begin : (spec.block_rows == 0 ? 0 : at / spec.block_rows);
+  cut(part.scales, first_scale_row, spec.row_blocks(), groups * RawScaleBytes(spec.scale));
+  cut(part.mins, begin, spec.rows, groups);
+  cut(part.zeros, begin, spec.rows, groups);
+  cut(part.sub_mins, begin, spec.rows, groups);
+  cut(part.super_scales, begin, spec.rows, supers);
+  cut(part.super_mins, begin, spec.rows, supers);
+  if (!part.second.empty()) {
+    part.second.erase(part.second.begin(), part.second.begin() + spec.first_block / kNestedBlock -
+                                               from.first_block / kNestedBlock);
+  }
+  return part;
+}
+
 // Every row the way a builder gets it: integers as RandomRaw has them, or dense values around 1.
 inline PackedMatrix RandomMatrix(const PackedSpec& spec, uint32_t seed) {
   if (spec.type == PackedSpec::Type::kInt) return Pack(RandomRaw(spec, seed));

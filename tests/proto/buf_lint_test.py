@@ -1,4 +1,4 @@
-"""proto/inference.proto keeps to buf's STANDARD and COMMENTS rules."""
+"""The public protos keep to buf's STANDARD and COMMENTS rules."""
 
 import os
 import pathlib
@@ -18,25 +18,30 @@ lint:
 """
 
 
+PUBLIC = ("proto/inference.proto", "proto/admin.proto")
+
+
 class BufLintTest(unittest.TestCase):
-    def lint(self, text):
+    def lint(self, planted=""):
+        """With `planted` at the end of the last one."""
         buf = pathlib.Path(sys.executable).parent / "buf"
         if not buf.exists():
             self.skipTest("buf is not installed beside this Python; tests/run.sh installs it")
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
             (pathlib.Path(folder) / "proto").mkdir()
-            (pathlib.Path(folder) / "proto/inference.proto").write_text(text, encoding="utf-8")
+            for name in PUBLIC:
+                text = pathlib.Path(name).read_text(encoding="utf-8")
+                (pathlib.Path(folder) / name).write_text(text + (planted if name == PUBLIC[-1] else ""), encoding="utf-8")
             (pathlib.Path(folder) / "buf.yaml").write_text(CONFIG, encoding="utf-8")
             return subprocess.run([str(buf), "lint"], cwd=folder, capture_output=True, text=True, check=False,
                                   timeout=60, env=dict(os.environ, HOME=folder))
 
     def test_the_public_api_is_clean(self):
-        result = self.lint(pathlib.Path("proto/inference.proto").read_text(encoding="utf-8"))
+        result = self.lint()
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_a_field_without_a_comment_is_found(self):
-        text = pathlib.Path("proto/inference.proto").read_text(encoding="utf-8")
-        self.assertNotEqual(self.lint(text + "// A.\nmessage Planted { optional int32 a = 1; }\n").returncode, 0)
+        self.assertNotEqual(self.lint("// A.\nmessage Planted { optional int32 a = 1; }\n").returncode, 0)
 
 
 if __name__ == "__main__":

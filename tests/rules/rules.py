@@ -16,7 +16,7 @@ NOT_OURS = {".git", "user.bazelrc", "bazel-bin", "bazel-out", "bazel-testlogs"} 
 CXX = (".h", ".cc", ".cu", ".cuh")
 CODE = CXX + (".py", ".sh", ".bzl", ".bazel", ".proto")
 MAX_LINES = 500
-LONG_ON_PURPOSE = {"proto/inference.proto"}  # the public contract: callers make their stubs from one file
+LONG_ON_PURPOSE = {"proto/inference.proto"}  # the callers' contract: they make their stubs from one file
 DATA_FOLDERS = re.compile(r"(^|/)(golden|goldens|testdata|corpus)/")
 
 

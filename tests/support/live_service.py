@@ -1,6 +1,6 @@
 """A real service for tests: `bitshard serve` as processes on free ports, and an unmodified grpcio client.
 
-The stubs are generated here, by grpcio-tools, from the proto file that the repository publishes.
+The stubs are generated here, by grpcio-tools, from the proto files that the repository publishes.
 """
 
 import os
@@ -17,6 +17,8 @@ from grpc_tools import protoc
 
 ROOT = pathlib.Path.cwd()  # the runfiles' root: paths are those of the repository
 BITSHARD = "coordinator/tools/bitshard"
+WORKER = "worker/bitshard-worker"
+EMULATED_WORKER = "tests/support/bitshard-worker-emulated"  # GPUs on the emulator, NCCL on a fake
 READY_TIMEOUT_S = 120
 
 
@@ -24,13 +26,15 @@ def _generate_stubs():
     out = tempfile.mkdtemp(prefix="bitshard-stubs-", dir=os.environ.get("TEST_TMPDIR"))
     include = pathlib.Path(protoc.__file__).parent / "_proto"
     code = protoc.main(["protoc", f"-I{ROOT}", f"-I{include}", f"--python_out={out}", f"--grpc_python_out={out}",
-                        "proto/inference.proto"])
+                        "proto/inference.proto", "proto/admin.proto"])
     if code != 0:
-        raise RuntimeError(f"grpcio-tools could not generate stubs from proto/inference.proto (exit {code})")
+        raise RuntimeError(f"grpcio-tools could not generate stubs from our protos (exit {code})")
     sys.path.insert(0, out)
 
 
 _generate_stubs()
+from proto import admin_pb2 as admin_pb  # noqa: E402
+from proto import admin_pb2_grpc as admin_grpc  # noqa: E402
 from proto import inference_pb2 as pb  # noqa: E402
 from proto import inference_pb2_grpc as pb_grpc  # noqa: E402
 
@@ -74,12 +78,13 @@ def alive(pid):
 class Service:
     """with Service(model, workers=2) as service: service.inference.Generate(...)"""
 
-    def __init__(self, model, workers=2, flags=(), coordinator_flags=(), worker_flags=(), host="127.0.0.1", ready=True):
+    def __init__(self, model, workers=2, flags=(), coordinator_flags=(), worker_flags=(), host="127.0.0.1", ready=True,
+                 worker=WORKER):
         self._dir = tempfile.mkdtemp(prefix="bitshard-service-", dir=os.environ.get("TEST_TMPDIR"))
         self.log_path = os.path.join(self._dir, "log")
         ports = os.path.join(self._dir, "ports")
         command = [str(ROOT / BITSHARD), "serve", model, f"--workers={workers}", "--port=0", "--log-level=info",
-                   f"--bind={host}", f"--bin-dir={self._bin_dir()}", f"--port-file={ports}", *flags]
+                   f"--bind={host}", f"--bin-dir={self._bin_dir(worker)}", f"--port-file={ports}", *flags]
         if coordinator_flags:
             command.append("--coordinator-flags=" + ",".join(coordinator_flags))
         if worker_flags:
@@ -90,19 +95,19 @@ class Service:
             self.ports = self._await_ports(ports)
             self.channel = grpc.insecure_channel(f"{host}:{self.ports['port']}")
             self.inference = pb_grpc.InferenceStub(self.channel)
-            self.admin = pb_grpc.AdminStub(grpc.insecure_channel(f"127.0.0.1:{self.ports['admin_port']}"))
+            self.admin = admin_grpc.AdminStub(grpc.insecure_channel(f"127.0.0.1:{self.ports['admin_port']}"))
             if ready:
                 self.await_ready()
         except BaseException:
             self.close()
             raise
 
-    def _bin_dir(self):
+    def _bin_dir(self, worker):
         """One folder with all programs, as an installation has it."""
         folder = pathlib.Path(self._dir, "bin")
         folder.mkdir()
-        for path in ("coordinator/bitshard-coordinator", "worker/bitshard-worker"):
-            os.symlink(ROOT / path, folder / pathlib.Path(path).name)
+        os.symlink(ROOT / "coordinator/bitshard-coordinator", folder / "bitshard-coordinator")
+        os.symlink(ROOT / worker, folder / "bitshard-worker")
         return folder
 
     def _await_ports(self, path):
@@ -130,10 +135,10 @@ class Service:
         raise RuntimeError(f"not ready within {timeout} s:\n{self.log()}")
 
     def status(self):
-        return self.admin.GetStatus(pb.GetStatusRequest(), timeout=5).status
+        return self.admin.GetStatus(admin_pb.GetStatusRequest(), timeout=5).status
 
     def load(self):
-        return self.admin.GetLoad(pb.GetLoadRequest(), timeout=5).load
+        return self.admin.GetLoad(admin_pb.GetLoadRequest(), timeout=5).load
 
     def await_idle(self, timeout=30):
         """Waits until nothing runs or waits and every block is back; returns the last load."""

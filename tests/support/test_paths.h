@@ -6,11 +6,16 @@
 
 namespace bitshard {
 
-inline std::string GoldenFile(const std::string& name) {
+// A file of the source tree that the test names as its data, by its path from the root.
+inline std::string RunfilesPath(const std::string& path) {
   const char* runfiles = std::getenv("TEST_SRCDIR");
   const char* workspace = std::getenv("TEST_WORKSPACE");
-  if (runfiles == nullptr || workspace == nullptr) return "tests/golden/" + name;
-  return std::string(runfiles) + "/" + workspace + "/tests/golden/" + name;
+  if (runfiles == nullptr || workspace == nullptr) return path;
+  return std::string(runfiles) + "/" + workspace + "/" + path;
+}
+
+inline std::string GoldenFile(const std::string& name) {
+  return RunfilesPath("tests/golden/" + name);
 }
 
 // A checkpoint copied into tests/golden/models.

@@ -58,5 +58,27 @@ TEST(WorkerOptions, ThreadsAreAsManyAsAPoolTakes) {
   EXPECT_EQ(share->threads, std::min(AvailableCpus(), 255));
 }
 
+TEST(Device, NamesAreTheCpuAGpuOrWhateverThereIs) {
+  using Kind = AskedDevice::Kind;
+  struct {
+    const char* text;
+    Kind kind;
+    int index;
+    bool told;
+  } cases[] = {{"", Kind::kAuto, 3, false},      {"auto", Kind::kAuto, 3, true},
+               {"cpu", Kind::kCpu, 3, true},     {"cuda", Kind::kCuda, 3, true},
+               {"cuda:0", Kind::kCuda, 0, true}, {"cuda:12", Kind::kCuda, 12, true}};
+  for (const auto& c : cases) {
+    const absl::StatusOr<AskedDevice> device = ParseDevice(c.text, /*local_rank=*/3);
+    ASSERT_TRUE(device.ok()) << device.status();
+    EXPECT_EQ(device->kind, c.kind) << c.text;
+    EXPECT_EQ(device->told, c.told) << c.text;
+    EXPECT_EQ(device->index, c.index) << c.text;
+  }
+  for (const char* text : {"gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:0:1", "CUDA"}) {
+    EXPECT_EQ(ParseDevice(text, 0).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+}
+
 }  // namespace
 }  // namespace bitshard

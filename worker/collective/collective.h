@@ -18,6 +18,8 @@
 
 namespace bitshard {
 
+class DeviceCollective;  // device_collective.h
+
 class Collective {
  public:
   virtual ~Collective() = default;
@@ -36,6 +38,9 @@ class Collective {
   virtual absl::Status Broadcast(absl::Span<uint8_t> data, int root) = 0;
 
   virtual void Abort() = 0;
+
+  // The one that can also work on device memory, else null.
+  virtual DeviceCollective* device_collective() { return nullptr; }
 };
 
 // UNAVAILABLE "collective aborted by rank R": what operations return after an Abort.

@@ -48,9 +48,9 @@ MatrixSlice RowsOf(const CheckedTensor& tensor, uint64_t row, uint64_t rows) {
   return slice;
 }
 
-std::vector<Chunk> CutIntoChunks(const CheckedLoadPlan& plan) {
+std::vector<Chunk> CutIntoChunks(absl::Span<const CheckedTensor> tensors) {
   std::vector<Chunk> chunks;
-  for (const CheckedTensor& tensor : plan.tensors) {
+  for (const CheckedTensor& tensor : tensors) {
     const uint64_t rows = tensor.slice.rows();
     const uint64_t chunk_rows =
         RoundUp(std::clamp<uint64_t>(kChunkBytes / RowBytes(tensor), 1, rows), kTileRows);
@@ -92,22 +92,70 @@ class Loader {
     result_->vectors.resize(weights);
   }
 
-  absl::StatusOr<std::shared_ptr<const LoadedWeights>> Load() {
+  absl::StatusOr<std::shared_ptr<const LoadedWeights>> Load(WeightSink* sink) {
+    if (progress_) progress_(0, plan_.read_bytes);
+    if (sink == nullptr) {
+      RETURN_IF_ERROR(LoadAll());
+    } else {
+      RETURN_IF_ERROR(LoadAway(*sink));
+    }
+    result_->read_us = static_cast<uint64_t>(read_ns_ / 1000);
+    result_->pack_us = static_cast<uint64_t>(pack_ns_ / 1000);
+    absl::MutexLock lock(&mu_);
+    result_->read_bytes = done_bytes_;
+    return std::shared_ptr<const LoadedWeights>(std::move(result_));
+  }
+
+ private:
+  // Into one arena.
+  absl::Status LoadAll() {
     uint64_t arena_bytes = 0;
     for (const CheckedTensor& tensor : plan_.tensors) {
       if (tensor.is_matrix) arena_bytes += tensor.arena_bytes + PackedMatrixBuilder::kArenaSlack;
     }
     result_->arena = std::make_unique<MemoryArena>(MemoryPart::kWeights, arena_bytes);
+    RETURN_IF_ERROR(LoadTensors(plan_.tensors, result_->arena.get()));
     for (const CheckedTensor& tensor : plan_.tensors) {
+      if (!tensor.is_matrix) continue;
+      result_->matrices[tensor.weight] = std::move(*builders_[tensor.weight]).Build();
+      result_->padding_bytes += PaddingBytes(result_->matrices[tensor.weight]);
+    }
+    // Pages that hold nothing but padding too: no step meets a page for the first time.
+    result_->arena->Touch();
+    result_->arena_bytes = plan_.arena_bytes;
+    return absl::OkStatus();
+  }
+
+  // One matrix after the other to the sink.
+  absl::Status LoadAway(WeightSink& sink) {
+    result_->moved.resize(builders_.size());
+    for (const CheckedTensor& tensor : plan_.tensors) {
+      RETURN_IF_ERROR(LoadTensors(absl::MakeConstSpan(&tensor, 1), /*arena=*/nullptr));
+      if (!tensor.is_matrix) continue;
+      const PackedMatrix matrix = std::move(*builders_[tensor.weight]).Build();
+      builders_[tensor.weight].reset();
+      LoadedWeights::MovedMatrix& moved = result_->moved[tensor.weight];
+      moved.spec = matrix.spec();
+      ASSIGN_OR_RETURN(moved.bytes, sink.Take(tensor.weight, matrix));
+      result_->arena_bytes += moved.bytes;
+      result_->padding_bytes += PaddingBytes(matrix);
+    }
+    result_->arena_bytes += result_->vector_bytes;
+    ASSIGN_OR_RETURN(result_->device, sink.Finish(result_->vectors));
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadTensors(absl::Span<const CheckedTensor> tensors, MemoryArena* arena) {
+    for (const CheckedTensor& tensor : tensors) {
       if (tensor.is_matrix) {
         builders_[tensor.weight] = std::make_unique<PackedMatrixBuilder>(
-            tensor.format->Canonical(tensor.source_cols, tensor.slice), result_->arena.get());
+            tensor.format->Canonical(tensor.source_cols, tensor.slice), arena);
       } else {
         result_->vectors[tensor.weight].resize(tensor.slice.cols());
+        result_->vector_bytes += tensor.arena_bytes;
       }
     }
-    const std::vector<Chunk> chunks = CutIntoChunks(plan_);
-    if (progress_) progress_(0, plan_.read_bytes);
+    const std::vector<Chunk> chunks = CutIntoChunks(tensors);
     pool_.ParallelFor(static_cast<int64_t>(chunks.size()), [&](int64_t i, int thread) {
       if (failed_.load(std::memory_order_relaxed)) return;
       const Chunk& chunk = chunks[static_cast<size_t>(i)];
@@ -115,26 +163,9 @@ class Loader {
       if (!status.ok()) Fail(chunk, status);
     });
     absl::MutexLock lock(&mu_);
-    RETURN_IF_ERROR(error_);
-    for (const CheckedTensor& tensor : plan_.tensors) {
-      if (!tensor.is_matrix) {
-        result_->vector_bytes += tensor.arena_bytes;
-        continue;
-      }
-      PackedMatrix& matrix = result_->matrices[tensor.weight];
-      matrix = std::move(*builders_[tensor.weight]).Build();
-      result_->padding_bytes += PaddingBytes(matrix);
-    }
-    // Pages that hold nothing but padding too: no step meets a page for the first time.
-    result_->arena->Touch();
-    result_->read_us = static_cast<uint64_t>(read_ns_ / 1000);
-    result_->pack_us = static_cast<uint64_t>(pack_ns_ / 1000);
-    result_->arena_bytes = plan_.arena_bytes;
-    result_->read_bytes = done_bytes_;
-    return std::shared_ptr<const LoadedWeights>(std::move(result_));
+    return error_;
   }
 
- private:
   absl::Status LoadChunk(const Chunk& chunk, std::vector<uint8_t>& strip) {
     const CheckedTensor& tensor = *chunk.tensor;
     const uint64_t strip_rows =
@@ -237,7 +268,8 @@ class Loader {
 absl::StatusOr<std::shared_ptr<const LoadedWeights>> LoadWeights(const internal::RankPlan& plan,
                                                                  ThreadPool& pool,
                                                                  const LoadProgressFn& progress,
-                                                                 uint64_t max_arena_bytes) {
+                                                                 uint64_t max_arena_bytes,
+                                                                 WeightSink* sink) {
   ASSIGN_OR_RETURN(const std::unique_ptr<CheckedLoadPlan> checked, CheckLoadPlan(plan));
   if (checked->arena_bytes > max_arena_bytes) {
     return absl::ResourceExhaustedError(
@@ -245,7 +277,8 @@ absl::StatusOr<std::shared_ptr<const LoadedWeights>> LoadWeights(const internal:
                      " bytes, this worker may use ", max_arena_bytes,
                      "; raise --memory, use more workers or a narrower weight format"));
   }
-  return Loader(*checked, static_cast<size_t>(plan.graph().weights_size()), pool, progress).Load();
+  return Loader(*checked, static_cast<size_t>(plan.graph().weights_size()), pool, progress)
+      .Load(sink);
 }
 
 }  // namespace bitshard

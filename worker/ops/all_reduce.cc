@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "kernels/base/status_macros.h"
+#include "worker/ops/bind_context.h"
 
 namespace bitshard {
 namespace {
@@ -82,7 +83,7 @@ std::vector<KernelChoice> AllReducePart::Choices(Isa isa) const {
   return {ElementwiseChoice("sums", isa)};
 }
 
-absl::StatusOr<AllReducePart> BindAllReduce(const Node& node, BindContext& bind) {
+absl::StatusOr<AllReducePart> BindAllReduce(const Node& node, GraphValues& bind) {
   AllReducePart part;
   part.raw_bits = node.inputs_size() == 1 &&
                   bind.graph().values(static_cast<int>(node.inputs(0))).type() == Value::RAW_BITS;
@@ -96,9 +97,7 @@ absl::StatusOr<AllReducePart> BindAllReduce(const Node& node, BindContext& bind)
     return absl::InvalidArgumentError("raw bits take no bias");
   }
   if (node.all_reduce().has_bias()) {
-    ASSIGN_OR_RETURN(const std::vector<float>* values,
-                     bind.Vector(node.all_reduce().bias(), bind.width(out)));
-    part.bias = values->data();
+    ASSIGN_OR_RETURN(part.bias, bind.Vector(node.all_reduce().bias(), bind.width(out)));
   }
   part.in = bind.i64(in);
   part.width = bind.width(in);

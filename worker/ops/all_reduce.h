@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/registry/elementwise.h"
-#include "worker/ops/bind_context.h"
+#include "worker/ops/graph_values.h"
 #include "worker/ops/op.h"
 
 namespace bitshard {
@@ -30,6 +30,6 @@ struct AllReducePart {
   std::vector<KernelChoice> Choices(Isa isa) const;
 };
 
-absl::StatusOr<AllReducePart> BindAllReduce(const internal::Node& node, BindContext& bind);
+absl::StatusOr<AllReducePart> BindAllReduce(const internal::Node& node, GraphValues& bind);
 
 }  // namespace bitshard

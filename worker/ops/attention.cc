@@ -49,7 +49,8 @@ const RegisterOp kRegistered(Node::kAttention, "attention", &Bind);
 
 }  // namespace
 
-absl::StatusOr<AttentionPart> BindAttention(const Node& node, BindContext& bind) {
+absl::StatusOr<AttentionConfig> AttentionConfigOf(const Node& node, KvType cache_type,
+                                                  GraphValues& bind) {
   RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32, Value::F32, Value::F32}, {Value::F32}));
   const internal::Attention& spec = node.attention();
   const uint32_t q = node.inputs(0), k = node.inputs(1), v = node.inputs(2), out = node.outputs(0);
@@ -67,7 +68,7 @@ absl::StatusOr<AttentionPart> BindAttention(const Node& node, BindContext& bind)
         " do not fit values of width ", bind.width(q), ", ", bind.width(k), ", ", bind.width(v)));
   }
   AttentionConfig config;
-  config.layout = {bind.options().cache_type, static_cast<int>(spec.kv_heads()),
+  config.layout = {cache_type, static_cast<int>(spec.kv_heads()),
                    static_cast<int>(spec.head_dim())};
   config.q_heads = static_cast<int>(spec.q_heads());
   config.scale = spec.scale();
@@ -80,8 +81,17 @@ absl::StatusOr<AttentionPart> BindAttention(const Node& node, BindContext& bind)
     config.kv_head_of_q.push_back(static_cast<int>(kv_head));
   }
   RETURN_IF_ERROR(bind.AddCacheLayer(spec.kv_layer(), config.layout));
+  return config;
+}
+
+absl::StatusOr<AttentionPart> BindAttention(const Node& node, BindContext& bind) {
+  ASSIGN_OR_RETURN(const AttentionConfig config,
+                   AttentionConfigOf(node, bind.options().cache_type, bind));
+  const internal::Attention& spec = node.attention();
+  const uint32_t q = node.inputs(0), k = node.inputs(1), v = node.inputs(2), out = node.outputs(0);
   AttentionPart part;
   if (spec.q_heads() == 0) return part;
+  const int64_t q_width = bind.width(q), kv_width = bind.width(k);
   ASSIGN_OR_RETURN(part.shared, bind.Attention(config));
   part.layer = spec.kv_layer();
   part.values = {.q = bind.f32(q),

@@ -11,8 +11,6 @@
 namespace bitshard {
 namespace {
 
-using internal::Value;
-
 // Of one prepared value in all its forms: f32, q, hi, lo, a8, and what there is a group; rounded
 // up.
 constexpr uint64_t kPreparedBytes = 10;
@@ -56,59 +54,17 @@ bool Same(const RopeConfig& a, const RopeConfig& b) {
 absl::StatusOr<std::unique_ptr<BindContext>> BindContext::Create(
     const internal::ModelGraph& graph, const std::vector<PackedMatrix>& matrices,
     const std::vector<std::vector<float>>& vectors, const Options& options) {
-  const size_t weights = static_cast<size_t>(graph.weights_size());
-  if (matrices.size() != weights || vectors.size() != weights) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("graph has ", weights, " weights, loaded are ", matrices.size()));
-  }
   auto context = std::unique_ptr<BindContext>(new BindContext(graph, matrices, vectors, options));
-  ASSIGN_OR_RETURN(context->plan_,
-                   PlanBuffers(graph, static_cast<uint64_t>(options.max_step_tokens),
-                               static_cast<uint64_t>(options.max_outputs), context->groups_));
-  RETURN_IF_ERROR(context->Claim(context->plan_.arena_bytes));
-  context->arena_ = Buffer(context->plan_.arena_bytes, MemoryPart::kWorkspace);
-  context->cache_layers_.resize(graph.kv_layers());
-  context->has_cache_layer_.resize(graph.kv_layers(), false);
+  RETURN_IF_ERROR(context->PlanValues(static_cast<uint64_t>(options.max_step_tokens),
+                                      static_cast<uint64_t>(options.max_outputs)));
+  if (matrices.size() != vectors.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("loaded are ", matrices.size(), " matrices and ", vectors.size(), " vectors"));
+  }
+  RETURN_IF_ERROR(context->Claim(context->arena_bytes()));
+  context->arena_ = Buffer(context->arena_bytes(), MemoryPart::kWorkspace);
+  context->set_arena(context->arena_.data());
   return context;
-}
-
-absl::Status BindContext::ExpectValues(const internal::Node& node,
-                                       absl::Span<const Value::Type> inputs,
-                                       absl::Span<const Value::Type> outputs) const {
-  auto check = [&](const google::protobuf::RepeatedField<uint32_t>& values,
-                   absl::Span<const Value::Type> types, const char* what) -> absl::Status {
-    if (values.size() != static_cast<int>(types.size())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("it has ", values.size(), " ", what, ", expected ", types.size()));
-    }
-    for (int i = 0; i < values.size(); ++i) {
-      // PlanBuffers has checked that the values exist.
-      const Value& value = graph_.values(static_cast<int>(values[i]));
-      if (value.type() != types[static_cast<size_t>(i)]) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(what, " ", i, " is ", Value::Type_Name(value.type()), ", expected ",
-                         Value::Type_Name(types[static_cast<size_t>(i)])));
-      }
-    }
-    return absl::OkStatus();
-  };
-  RETURN_IF_ERROR(check(node.inputs(), inputs, "inputs"));
-  return check(node.outputs(), outputs, "outputs");
-}
-
-absl::Status BindContext::MatrixShape(uint32_t weight, int64_t* rows, int64_t* cols) const {
-  // The loader has checked the index; a graph that was not loaded here would be an invariant
-  // broken.
-  if (weight >= matrices_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("weight ", weight, " does not exist"));
-  }
-  const internal::Weight& shape = graph_.weights(static_cast<int>(weight));
-  if (shape.rows() > INT32_MAX || shape.cols() > INT32_MAX) {
-    return absl::InvalidArgumentError(absl::StrCat("weight ", shape.name(), " is too large"));
-  }
-  *rows = static_cast<int64_t>(shape.rows());
-  *cols = static_cast<int64_t>(shape.cols());
-  return absl::OkStatus();
 }
 
 absl::StatusOr<const PackedMatrix*> BindContext::Matrix(uint32_t weight) const {
@@ -118,20 +74,15 @@ absl::StatusOr<const PackedMatrix*> BindContext::Matrix(uint32_t weight) const {
   const PackedMatrix& matrix = matrices_[weight];
   if (matrix.rows() != rows || matrix.cols() != cols) {
     return absl::InvalidArgumentError(
-        absl::StrCat("weight ", graph_.weights(static_cast<int>(weight)).name(), " is loaded as ",
+        absl::StrCat("weight ", graph().weights(static_cast<int>(weight)).name(), " is loaded as ",
                      matrix.rows(), " x ", matrix.cols(), ", the graph says ", rows, " x ", cols));
   }
   return &matrix;
 }
 
-absl::StatusOr<const std::vector<float>*> BindContext::Vector(uint32_t weight,
-                                                              int64_t width) const {
-  if (weight >= vectors_.size() || static_cast<int64_t>(vectors_[weight].size()) != width) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "weight ", weight, " is loaded as a vector of ",
-        weight < vectors_.size() ? vectors_[weight].size() : 0, " values, needed are ", width));
-  }
-  return &vectors_[weight];
+absl::StatusOr<const float*> BindContext::Vector(uint32_t weight, int64_t width) const {
+  ASSIGN_OR_RETURN(const std::vector<float>* values, HostVector(weight, width));
+  return values->data();
 }
 
 absl::StatusOr<SharedInput*> BindContext::ShareInput(uint32_t value, int64_t rows, int64_t cols,
@@ -186,17 +137,6 @@ absl::StatusOr<SharedAttention*> BindContext::Attention(const AttentionConfig& c
                    BoundAttention::Bind(config, options_.threads, options_.isa));
   attentions_.push_back({config, std::move(bound)});
   return &attentions_.back();
-}
-
-absl::Status BindContext::AddCacheLayer(uint32_t layer, const KvLayout& layout) {
-  if (layer >= cache_layers_.size() || has_cache_layer_[layer]) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cache layer ", layer, " of ", cache_layers_.size(),
-                     layer < cache_layers_.size() ? " is used twice" : " does not exist"));
-  }
-  cache_layers_[layer] = layout;
-  has_cache_layer_[layer] = true;
-  return absl::OkStatus();
 }
 
 absl::StatusOr<const RopeTable*> BindContext::Rope(const RopeConfig& config) {

@@ -2,8 +2,7 @@
 // scratch.
 //
 // Made by StepRunner::Bind and used by the step thread; lives as long as the ops. Nodes are bound
-// in graph order. Everything that a graph says is checked here or in the op: a bad graph is
-// INVALID_ARGUMENT, never a crash.
+// in graph order.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +25,8 @@
 #include "kernels/tensor/buffer.h"
 #include "kernels/tensor/packed_matrix.h"
 #include "proto/graph.pb.h"
-#include "worker/ops/buffer_plan.h"
 #include "worker/ops/fusion.h"
+#include "worker/ops/graph_values.h"
 
 namespace bitshard {
 
@@ -74,7 +73,7 @@ struct SharedAngles {
   }
 };
 
-class BindContext {
+class BindContext : public GraphValues {
  public:
   using LogitsTap =
       std::function<void(uint32_t slot, uint32_t position, absl::Span<const float> logits)>;
@@ -103,28 +102,11 @@ class BindContext {
       const std::vector<std::vector<float>>& vectors, const Options& options);
 
   const Options& options() const { return options_; }
-  const internal::ModelGraph& graph() const { return graph_; }
-  const std::vector<NodeGroup>& groups() const { return groups_; }
-
-  // Shape of a node, checked: so many inputs and outputs, of these types.
-  absl::Status ExpectValues(const internal::Node& node,
-                            absl::Span<const internal::Value::Type> inputs,
-                            absl::Span<const internal::Value::Type> outputs) const;
-
-  // REQUIRES: the index was checked by ExpectValues.
-  int64_t width(uint32_t value) const {
-    return static_cast<int64_t>(graph_.values(static_cast<int>(value)).width());
-  }
-  float* f32(uint32_t value) { return reinterpret_cast<float*>(Memory(value)); }
-  int64_t* i64(uint32_t value) { return reinterpret_cast<int64_t*>(Memory(value)); }
-  // Poison counts of a SEGMENT_SUM in a step of `tokens` tokens lie behind its sums: i64(value) +
-  // tokens * width.
 
   // The rank's matrix, or null when it owns nothing of it. INVALID_ARGUMENT when the graph's shape
   // is not the loaded one.
   absl::StatusOr<const PackedMatrix*> Matrix(uint32_t weight) const;
-  absl::Status MatrixShape(uint32_t weight, int64_t* rows, int64_t* cols) const;
-  absl::StatusOr<const std::vector<float>*> Vector(uint32_t weight, int64_t width) const;
+  absl::StatusOr<const float*> Vector(uint32_t weight, int64_t width) const override;
 
   // Called by Linear (and LmHead) in graph order. `leader` is set for the first of a group that
   // shares its input: it must call Prepare.
@@ -150,10 +132,6 @@ class BindContext {
   const float* final_hidden() const { return final_hidden_; }
 
   absl::StatusOr<SharedAttention*> Attention(const AttentionConfig& config);
-  // Says which layout the cache layer has; every layer once.
-  absl::Status AddCacheLayer(uint32_t layer, const KvLayout& layout);
-  // Layers without an Attention node have no heads.
-  const std::vector<KvLayout>& cache_layers() const { return cache_layers_; }
 
   absl::StatusOr<const RopeTable*> Rope(const RopeConfig& config);
   // `leader` is set for the first that asks: it must call Compute in every step.
@@ -168,26 +146,19 @@ class BindContext {
  private:
   BindContext(const internal::ModelGraph& graph, const std::vector<PackedMatrix>& matrices,
               const std::vector<std::vector<float>>& vectors, const Options& options)
-      : graph_(graph),
+      : GraphValues(graph, vectors, GroupNodes(graph, options.fuse)),
         matrices_(matrices),
-        vectors_(vectors),
         options_(options),
-        view_(graph),
-        groups_(GroupNodes(graph, options.fuse)) {}
+        view_(graph) {}
   // Before anything is allocated: RESOURCE_EXHAUSTED, with what is needed and what to change, when
   // it does not fit into the budget with all that was claimed before. No value: it overflowed.
   absl::Status Claim(std::optional<uint64_t> bytes);
   // The offer that these linear ops can take; null: none.
   Handover* TakeOffer(uint32_t value, int64_t segment_cols);
-  uint8_t* Memory(uint32_t value) { return arena_.data() + plan_.offsets[value]; }
 
-  const internal::ModelGraph& graph_;
   const std::vector<PackedMatrix>& matrices_;
-  const std::vector<std::vector<float>>& vectors_;
   const Options options_;
   const GraphView view_;
-  const std::vector<NodeGroup> groups_;
-  BufferPlan plan_;
   Buffer arena_;
   uint64_t workspace_bytes_ = 0;
   std::deque<Buffer> scratch_;
@@ -213,8 +184,6 @@ class BindContext {
   ScoreLogits* score_logits_ = nullptr;
   const float* final_hidden_ = nullptr;
   std::deque<SharedAttention> attentions_;
-  std::vector<KvLayout> cache_layers_;
-  std::vector<bool> has_cache_layer_;
   struct NamedRope {
     RopeConfig config;
     RopeTable table;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <string_view>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 #include "kernels/base/check.h"
 #include "worker/ops/op.h"
@@ -85,9 +87,13 @@ absl::StatusOr<std::unique_ptr<Op>> BindGroup(const ModelGraph& graph, const Nod
 absl::Status NodeError(const Node& node, const absl::Status& status) {
   if (status.ok()) return status;
   const auto* field = Node::descriptor()->FindFieldByNumber(static_cast<int>(node.op_case()));
-  return absl::Status(
-      status.code(), absl::StrCat("graph node ", node.name(), " (",
-                                  field == nullptr ? "?" : field->name(), "): ", status.message()));
+  absl::Status told(status.code(),
+                    absl::StrCat("graph node ", node.name(), " (",
+                                 field == nullptr ? "?" : field->name(), "): ", status.message()));
+  // With what it carries: that a device is lost must not get lost on the way.
+  status.ForEachPayload(
+      [&told](absl::string_view url, const absl::Cord& payload) { told.SetPayload(url, payload); });
+  return told;
 }
 
 }  // namespace bitshard

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "kernels/base/status_macros.h"
+#include "worker/ops/bind_context.h"
 #include "worker/ops/op.h"
 
 namespace bitshard {
@@ -42,7 +43,7 @@ const RegisterOp kRegistered(Node::kGatedAct, "gated_act", &Bind);
 
 }  // namespace
 
-absl::StatusOr<GatedActPart> BindGatedAct(const Node& node, BindContext& bind) {
+absl::StatusOr<GatedActPart> BindGatedAct(const Node& node, GraphValues& bind) {
   RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32, Value::F32}, {Value::F32}));
   const uint32_t gate = node.inputs(0), up = node.inputs(1), out = node.outputs(0);
   if (bind.width(gate) != bind.width(up) || bind.width(gate) != bind.width(out)) {

@@ -6,7 +6,8 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/registry/elementwise.h"
-#include "worker/ops/bind_context.h"
+#include "proto/graph.pb.h"
+#include "worker/ops/graph_values.h"
 
 namespace bitshard {
 
@@ -18,6 +19,6 @@ struct GatedActPart {
   float* out = nullptr;
 };
 
-absl::StatusOr<GatedActPart> BindGatedAct(const internal::Node& node, BindContext& bind);
+absl::StatusOr<GatedActPart> BindGatedAct(const internal::Node& node, GraphValues& bind);
 
 }  // namespace bitshard

@@ -94,7 +94,8 @@ absl::StatusOr<std::unique_ptr<Op>> BindLinear(const Node& node, BindContext& bi
     return std::make_unique<ColumnParallel>(std::move(part), input);
   }
   int64_t rows = 0, cols = 0;
-  ASSIGN_OR_RETURN(const PackedMatrix* weight, CheckLinear(node, bind, &rows, &cols));
+  RETURN_IF_ERROR(CheckLinear(node, bind, &rows, &cols));
+  ASSIGN_OR_RETURN(const PackedMatrix* weight, bind.Matrix(spec.weight()));
   int64_t* const sums = bind.i64(node.outputs(0));
   if (weight == nullptr) return std::make_unique<NoColumns>(rows, sums);
   const int64_t segment_cols = static_cast<int64_t>(spec.segment_cols());

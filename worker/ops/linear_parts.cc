@@ -23,8 +23,7 @@ absl::Status LinearInput::Join(uint32_t value, int64_t cols, int64_t segment_col
   return absl::OkStatus();
 }
 
-absl::StatusOr<const PackedMatrix*> CheckLinear(const Node& node, BindContext& bind, int64_t* rows,
-                                                int64_t* cols) {
+absl::Status CheckLinear(const Node& node, const GraphValues& bind, int64_t* rows, int64_t* cols) {
   const internal::Linear& spec = node.linear();
   const bool segmented = spec.segment_cols() != 0;
   RETURN_IF_ERROR(
@@ -42,16 +41,17 @@ absl::StatusOr<const PackedMatrix*> CheckLinear(const Node& node, BindContext& b
         "a row-parallel matrix has its bias in the AllReduce, and counts its segments");
   }
   if (!segmented && *cols == 0) return absl::InvalidArgumentError("its input has no columns");
-  return bind.Matrix(spec.weight());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ColumnPart> BindColumnPart(const Node& node, BindContext& bind, LinearInput& input) {
   ColumnPart part;
   int64_t cols = 0;
-  ASSIGN_OR_RETURN(const PackedMatrix* weight, CheckLinear(node, bind, &part.rows, &cols));
+  RETURN_IF_ERROR(CheckLinear(node, bind, &part.rows, &cols));
+  const internal::Linear& spec = node.linear();
+  ASSIGN_OR_RETURN(const PackedMatrix* weight, bind.Matrix(spec.weight()));
   part.y = bind.f32(node.outputs(0));
   if (weight == nullptr) return part;
-  const internal::Linear& spec = node.linear();
   ASSIGN_OR_RETURN(BoundLinear linear,
                    BoundLinear::Bind(*weight, bind.options().activations, /*segment_cols=*/0,
                                      static_cast<int64_t>(spec.segments_total()),
@@ -59,8 +59,7 @@ absl::StatusOr<ColumnPart> BindColumnPart(const Node& node, BindContext& bind, L
   RETURN_IF_ERROR(input.Join(node.inputs(0), cols, /*segment_cols=*/0, linear.forms(), bind));
   part.linear = std::make_unique<BoundLinear>(std::move(linear));
   if (spec.has_bias()) {
-    ASSIGN_OR_RETURN(const std::vector<float>* values, bind.Vector(spec.bias(), part.rows));
-    part.bias = values->data();
+    ASSIGN_OR_RETURN(part.bias, bind.Vector(spec.bias(), part.rows));
   }
   return part;
 }

@@ -40,9 +40,9 @@ struct ColumnPart {
 };
 
 // Checks a linear node and its weight: `segmented` as its spec says. `rows` and `cols` (out) are
-// the graph's; null: this rank owns nothing of the matrix.
-absl::StatusOr<const PackedMatrix*> CheckLinear(const internal::Node& node, BindContext& bind,
-                                                int64_t* rows, int64_t* cols);
+// the graph's.
+absl::Status CheckLinear(const internal::Node& node, const GraphValues& bind, int64_t* rows,
+                         int64_t* cols);
 
 // Of a node without segments; its input joins `input`.
 absl::StatusOr<ColumnPart> BindColumnPart(const internal::Node& node, BindContext& bind,

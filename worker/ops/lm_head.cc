@@ -1,6 +1,8 @@
 // lm_head: logits of this rank's vocabulary rows, only for the tokens after which one is sampled,
 // and for scored ones when Sample asks (a few at a time: nobody keeps those). Tokens that are only
 // embedded have none: the runner reads the input.
+#include "worker/ops/lm_head.h"
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -50,7 +52,8 @@ class LmHead final : public Op, public ScoreLogits {
   }
 
   // Sample is the last node and writes no value: x and the logits are still where they were.
-  absl::Span<const float> Compute(StepState& step, absl::Span<const ScoredToken> tokens) override {
+  absl::StatusOr<absl::Span<const float>> Compute(StepState& step,
+                                                  absl::Span<const ScoredToken> tokens) override {
     const int64_t count = static_cast<int64_t>(tokens.size());
     for (int64_t i = 0; i < count; ++i) Gather(tokens[static_cast<size_t>(i)].row, i);
     Multiply(count, buffers_.logits, *step.pool);
@@ -98,18 +101,10 @@ class LmHead final : public Op, public ScoreLogits {
 };
 
 absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
-  RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {Value::F32}));
+  ASSIGN_OR_RETURN(const LmHeadShape shape, CheckLmHead(node, bind));
+  const int64_t rows = shape.rows, hidden = shape.hidden;
   const internal::LmHead& spec = node.lm_head();
   const uint32_t x = node.inputs(0), logits = node.outputs(0);
-  int64_t rows = 0, hidden = 0;
-  RETURN_IF_ERROR(bind.MatrixShape(spec.weight(), &rows, &hidden));
-  const uint64_t vocab = bind.graph().vocab_size();
-  if (hidden == 0 || bind.width(x) != hidden || bind.width(logits) != rows ||
-      spec.vocab_begin() > vocab || static_cast<uint64_t>(rows) > vocab - spec.vocab_begin()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a matrix of ", rows, " x ", hidden, " from vocabulary row ", spec.vocab_begin(),
-        " does not fit the model (", vocab, " x ", bind.width(x), ")"));
-  }
   const BindContext::Options& options = bind.options();
   const int64_t outputs = options.max_outputs;
   ASSIGN_OR_RETURN(const PackedMatrix* weight, bind.Matrix(spec.weight()));
@@ -138,4 +133,22 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
 const RegisterOp kRegistered(Node::kLmHead, "lm_head", &Bind);
 
 }  // namespace
+
+absl::StatusOr<LmHeadShape> CheckLmHead(const Node& node, const GraphValues& bind) {
+  RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {Value::F32}));
+  const internal::LmHead& spec = node.lm_head();
+  const uint32_t x = node.inputs(0), logits = node.outputs(0);
+  LmHeadShape shape;
+  RETURN_IF_ERROR(bind.MatrixShape(spec.weight(), &shape.rows, &shape.hidden));
+  const uint64_t vocab = bind.graph().vocab_size();
+  if (shape.hidden == 0 || bind.width(x) != shape.hidden || bind.width(logits) != shape.rows ||
+      spec.vocab_begin() > vocab ||
+      static_cast<uint64_t>(shape.rows) > vocab - spec.vocab_begin()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a matrix of ", shape.rows, " x ", shape.hidden, " from vocabulary row ",
+        spec.vocab_begin(), " does not fit the model (", vocab, " x ", bind.width(x), ")"));
+  }
+  return shape;
+}
+
 }  // namespace bitshard

@@ -55,6 +55,7 @@ struct StepState {
       score_rows;                   // as scored; without a target only the logits tap listens
   absl::Span<SampleOutput> scores;  // as scored
   absl::Span<uint8_t> poisoned;     // a token: some sum of it was not finite; AllReduce sets it
+  bool reads_hidden = false;  // somebody wants the hidden states after the last norm (ROW_POOL)
   uint8_t* const* cache_layers = nullptr;  // by cache layer
   Collective* collective = nullptr;
   ThreadPool* pool = nullptr;
@@ -84,9 +85,9 @@ class ScoreLogits {
  public:
   virtual ~ScoreLogits() = default;
   // [tokens.size(), local vocabulary] of at most kScoreTokens tokens, and no more than the step's
-  // largest number of outputs. They lie where the logits of sampled tokens lay.
-  virtual absl::Span<const float> Compute(StepState& step,
-                                          absl::Span<const ScoredToken> tokens) = 0;
+  // largest number of outputs. They lie where the logits of sampled tokens lay. Errors as Op::Run.
+  virtual absl::StatusOr<absl::Span<const float>> Compute(StepState& step,
+                                                          absl::Span<const ScoredToken> tokens) = 0;
 };
 
 using BindOpFn = absl::StatusOr<std::unique_ptr<Op>> (*)(const internal::Node& node,

@@ -6,6 +6,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/registry/elementwise.h"
+#include "worker/ops/bind_context.h"
 #include "worker/ops/op.h"
 
 namespace bitshard {
@@ -42,7 +43,7 @@ const RegisterOp kRegistered(Node::kRmsNorm, "rms_norm", &Bind);
 
 }  // namespace
 
-absl::StatusOr<RmsNormPart> BindRmsNorm(const Node& node, BindContext& bind) {
+absl::StatusOr<RmsNormPart> BindRmsNorm(const Node& node, GraphValues& bind) {
   RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {Value::F32}));
   const uint32_t x = node.inputs(0), y = node.outputs(0);
   const internal::RmsNorm& spec = node.rms_norm();
@@ -52,10 +53,9 @@ absl::StatusOr<RmsNormPart> BindRmsNorm(const Node& node, BindContext& bind) {
   if (!std::isfinite(spec.epsilon()) || spec.epsilon() < 0) {
     return absl::InvalidArgumentError("epsilon must be finite and not negative");
   }
-  ASSIGN_OR_RETURN(const std::vector<float>* weight, bind.Vector(spec.weight(), bind.width(x)));
   RmsNormPart part;
   part.x = bind.f32(x);
-  part.weight = weight->data();
+  ASSIGN_OR_RETURN(part.weight, bind.Vector(spec.weight(), bind.width(x)));
   part.epsilon = spec.epsilon();
   part.width = bind.width(x);
   part.y = bind.f32(y);

@@ -5,7 +5,8 @@
 
 #include "absl/status/statusor.h"
 
-#include "worker/ops/bind_context.h"
+#include "proto/graph.pb.h"
+#include "worker/ops/graph_values.h"
 
 namespace bitshard {
 
@@ -17,6 +18,6 @@ struct RmsNormPart {
   float* y = nullptr;  // [tokens, width]
 };
 
-absl::StatusOr<RmsNormPart> BindRmsNorm(const internal::Node& node, BindContext& bind);
+absl::StatusOr<RmsNormPart> BindRmsNorm(const internal::Node& node, GraphValues& bind);
 
 }  // namespace bitshard

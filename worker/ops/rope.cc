@@ -51,7 +51,7 @@ const RegisterOp kRegistered(Node::kRope, "rope", &Bind);
 
 }  // namespace
 
-absl::Status CheckRope(const Node& node, const BindContext& bind) {
+absl::Status CheckRope(const Node& node, const GraphValues& bind) {
   RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {Value::F32}));
   const internal::Rope& spec = node.rope();
   const uint32_t in = node.inputs(0), out = node.outputs(0);
@@ -64,7 +64,7 @@ absl::Status CheckRope(const Node& node, const BindContext& bind) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<RopeConfig> RopeConfigOf(const internal::Rope& spec, const BindContext& bind) {
+absl::StatusOr<RopeConfig> RopeConfigOf(const internal::Rope& spec, const GraphValues& bind) {
   if (spec.head_dim() == 0 || spec.head_dim() > 65536 || spec.rotary_dim() == 0 ||
       spec.rotary_dim() % 2 != 0 || spec.rotary_dim() > spec.head_dim() || spec.heads() > 65536) {
     return absl::InvalidArgumentError(absl::StrCat("heads of ", spec.head_dim(), " with ",
@@ -101,7 +101,7 @@ absl::StatusOr<RopeConfig> RopeConfigOf(const internal::Rope& spec, const BindCo
       break;
     case internal::Rope::kDivisorsWeight: {
       ASSIGN_OR_RETURN(const std::vector<float>* divisors,
-                       bind.Vector(spec.divisors_weight(), spec.rotary_dim() / 2));
+                       bind.HostVector(spec.divisors_weight(), spec.rotary_dim() / 2));
       config.divisors = *divisors;
       break;
     }

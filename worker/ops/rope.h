@@ -4,13 +4,14 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/registry/rope.h"
-#include "worker/ops/bind_context.h"
+#include "proto/graph.pb.h"
+#include "worker/ops/graph_values.h"
 
 namespace bitshard {
 
 // Of its inputs and outputs.
-absl::Status CheckRope(const internal::Node& node, const BindContext& bind);
+absl::Status CheckRope(const internal::Node& node, const GraphValues& bind);
 
-absl::StatusOr<RopeConfig> RopeConfigOf(const internal::Rope& spec, const BindContext& bind);
+absl::StatusOr<RopeConfig> RopeConfigOf(const internal::Rope& spec, const GraphValues& bind);
 
 }  // namespace bitshard

@@ -1,5 +1,7 @@
 // sample: a token for every output, from logits that are sharded over the ranks; all ranks get the
 // same; and log-probabilities of the known tokens after scored ones. Last node.
+#include "worker/ops/sample.h"
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -35,9 +37,9 @@ class Sample final : public Op {
     // After the sampled ones, whose logits they overwrite.
     for (size_t at = 0; at < step.scored.size(); at += score_tokens_) {
       const auto tokens = step.scored.subspan(at, score_tokens_);
-      RETURN_IF_ERROR(sampler_->Sample(score_logits_->Compute(step, tokens),
-                                       step.score_rows.subspan(at, score_tokens_), *step.collective,
-                                       step.scores.subspan(at, score_tokens_)));
+      ASSIGN_OR_RETURN(const absl::Span<const float> logits, score_logits_->Compute(step, tokens));
+      RETURN_IF_ERROR(sampler_->Sample(logits, step.score_rows.subspan(at, score_tokens_),
+                                       *step.collective, step.scores.subspan(at, score_tokens_)));
     }
     return absl::OkStatus();
   }
@@ -51,6 +53,21 @@ class Sample final : public Op {
 };
 
 absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
+  ASSIGN_OR_RETURN(Sampler::Options options, SamplerOptionsOf(node, bind));
+  options.max_outputs = static_cast<int>(bind.options().max_outputs);
+  options.world = static_cast<int>(bind.options().world);
+  options.isa = bind.options().isa;
+  options.pool = bind.options().pool;
+  ASSIGN_OR_RETURN(options.edited,
+                   bind.Scratch(Sampler::EditedRows(options.max_outputs), options.local_vocab));
+  return MakeSampleOp(options, bind.f32(node.inputs(0)), bind.score_logits());
+}
+
+const RegisterOp kRegistered(Node::kSample, "sample", &Bind);
+
+}  // namespace
+
+absl::StatusOr<Sampler::Options> SamplerOptionsOf(const Node& node, const GraphValues& bind) {
   RETURN_IF_ERROR(bind.ExpectValues(node, {Value::F32}, {}));
   const Node* head = nullptr;
   for (const Node& other : bind.graph().nodes()) {
@@ -64,18 +81,14 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   // A rank without vocabulary may have any begin.
   options.vocab_begin =
       options.local_vocab == 0 ? 0 : static_cast<uint32_t>(head->lm_head().vocab_begin());
-  options.max_outputs = static_cast<int>(bind.options().max_outputs);
-  options.world = static_cast<int>(bind.options().world);
-  options.isa = bind.options().isa;
-  options.pool = bind.options().pool;
-  ASSIGN_OR_RETURN(options.edited,
-                   bind.Scratch(Sampler::EditedRows(options.max_outputs), options.local_vocab));
-  ASSIGN_OR_RETURN(std::unique_ptr<Sampler> sampler, Sampler::Bind(options));
-  return std::make_unique<Sample>(std::move(sampler), bind.f32(node.inputs(0)), options.local_vocab,
-                                  bind.score_logits(), static_cast<size_t>(options.max_outputs));
+  return options;
 }
 
-const RegisterOp kRegistered(Node::kSample, "sample", &Bind);
+absl::StatusOr<std::unique_ptr<Op>> MakeSampleOp(const Sampler::Options& options,
+                                                 const float* logits, ScoreLogits* score_logits) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Sampler> sampler, Sampler::Bind(options));
+  return std::make_unique<Sample>(std::move(sampler), logits, options.local_vocab, score_logits,
+                                  static_cast<size_t>(options.max_outputs));
+}
 
-}  // namespace
 }  // namespace bitshard

@@ -40,6 +40,10 @@ struct WorkerBackend {
   // On the step thread and, at the same time, on a thread of its own; may be empty.
   std::function<internal::MemoryReport()> measure_memory;
 
+  // After a failure with which the device is lost: the process cannot go on. On the step thread;
+  // may be empty.
+  std::function<void()> on_device_lost;
+
   // What the runners that `bind` makes write to, for the metrics; null: nobody asked.
   const StepProfile* profile = nullptr;
 

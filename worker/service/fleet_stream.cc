@@ -2,14 +2,17 @@
 
 #include <utility>
 
+#include "proto/fleet_token.h"
 #include "proto/status_map.h"
 
 namespace bitshard {
 
-FleetStream::FleetStream(std::shared_ptr<grpc::Channel> channel, Callbacks callbacks)
+FleetStream::FleetStream(std::shared_ptr<grpc::Channel> channel, const std::string& token,
+                         Callbacks callbacks)
     : callbacks_(std::move(callbacks)),
       stub_(internal::Fleet::NewStub(channel)),
       incoming_(std::make_unique<internal::CoordinatorMessage>()) {
+  if (!token.empty()) context_.AddMetadata(kFleetTokenMetadata, token);
   stub_->async()->Connect(&context_, this);
   AddHold();  // for writes from outside of reactions; removed when reading ends
   StartRead(incoming_.get());

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -31,7 +32,9 @@ class FleetStream final
     std::function<void(const absl::Status& status)> on_end;  // once, after the last message
   };
 
-  FleetStream(std::shared_ptr<grpc::Channel> channel, Callbacks callbacks);
+  // `token`: of the group; goes ahead of all messages (proto/fleet_token.h).
+  FleetStream(std::shared_ptr<grpc::Channel> channel, const std::string& token,
+              Callbacks callbacks);
   ~FleetStream() override;  // cancels what is left of the stream and waits for it
 
   FleetStream(const FleetStream&) = delete;

@@ -10,6 +10,7 @@
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/thread_pool.h"
+#include "kernels/tensor/device.h"
 
 namespace bitshard {
 namespace {
@@ -108,7 +109,7 @@ void StepThread::FillHeartbeat(internal::Heartbeat& heartbeat) const {
   if (runner_ == nullptr) return;
   const StepProgress& progress = runner_->progress();
   heartbeat.set_step(progress.step.load(std::memory_order_relaxed));
-  heartbeat.set_op(progress.op.load(std::memory_order_relaxed));
+  heartbeat.set_op(progress.Op());
   heartbeat.set_busy(progress.busy.load(std::memory_order_relaxed));
 }
 
@@ -342,7 +343,7 @@ void StepThread::DoAllocate(uint64_t session, const internal::AllocateCache& all
                                                     allocate.epoch(), ", which was not joined")));
     return;
   }
-  WatchCollective(nullptr);  // the runner may drop it
+  // It stays watched: the runner keeps it, and what gets ready may wait for other ranks.
   if (metrics_ != nullptr) joined_ = MakeTimedCollective(std::move(joined_), metrics_);
   absl::Status status = bound_->StartEpoch(term_, epoch_, std::move(joined_), allocate.blocks());
   if (!status.ok()) {
@@ -439,10 +440,11 @@ void StepThread::LeaveEpoch() {
 
 void StepThread::Fail(uint64_t session, uint64_t epoch, const absl::Status& status) {
   if (epoch != 0) epoch_state_ = EpochState::kFailed;
+  const bool lost = IsDeviceLost(status);
   {
     absl::MutexLock lock(&mu_);
     // Aborted on request: the coordinator gets Quiesced, and nobody is to blame.
-    if (stopping_ || (epoch != 0 && pending_ends_ > 0)) return;
+    if (!lost && (stopping_ || (epoch != 0 && pending_ends_ > 0))) return;
   }
   if (IsCollectiveAbort(status)) {  // as when the group ends in order: another rank was told first
     LogInfo("worker: rank={} term={} epoch={}: {}", rank_, term_, epoch,
@@ -455,7 +457,9 @@ void StepThread::Fail(uint64_t session, uint64_t epoch, const absl::Status& stat
   failure.set_code(static_cast<uint32_t>(status.code()));
   failure.set_message(std::string(status.message()));
   failure.set_epoch(epoch);
+  failure.set_fatal(lost);
   send_(session, std::move(message));
+  if (lost && backend_.on_device_lost) backend_.on_device_lost();
 }
 
 }  // namespace bitshard

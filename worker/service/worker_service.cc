@@ -10,12 +10,11 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include "kernels/base/log.h"
+#include "proto/message_limits.h"
 
 namespace bitshard {
 namespace {
 
-// A RankPlan of a large model has thousands of tensors with their ranges.
-constexpr int kMaxMessageBytes = 256 << 20;
 // Silence is measured on a clock that nobody sets.
 int64_t MonotonicNanos() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -29,8 +28,8 @@ constexpr absl::Duration kFarewell = absl::Milliseconds(500);
 std::shared_ptr<grpc::Channel> Dial(const std::string& target,
                                     const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+  arguments.SetMaxReceiveMessageSize(kMaxFleetMessageBytes);
+  arguments.SetMaxSendMessageSize(kMaxFleetMessageBytes);
   // Back-off is ours: a new dial is a new connection, not one that waits for gRPC's own timer.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -128,8 +127,9 @@ WorkerService::Verdict WorkerService::ServeOneStream() {
   };
   const int64_t begin_ns = MonotonicNanos();
   {
-    auto stream = std::make_unique<FleetStream>(Dial(options_.coordinator, options_.credentials),
-                                                std::move(callbacks));
+    auto stream =
+        std::make_unique<FleetStream>(Dial(options_.coordinator, options_.credentials),
+                                      options_.registration.token(), std::move(callbacks));
     stream->Send(Registration());
     absl::MutexLock lock(&stream_mu_);
     stream_ = std::move(stream);
@@ -189,6 +189,11 @@ WorkerService::Verdict WorkerService::Handle(Event event) {
     }
     case Event::Kind::kStreamEnd:
       if (event.session != session_) return Verdict::kGoOn;
+      if (absl::IsPermissionDenied(event.status)) {  // it would not do the next time either
+        LogError("worker: turned away by {}: {}", options_.coordinator,
+                 std::string(event.status.message()));
+        return Verdict::kExit;
+      }
       if (assigned_ || session_ == 1) {  // not at every dial while nobody answers
         LogInfo("worker: control stream to {} ended: {}", options_.coordinator,
                 event.status.ToString());

@@ -50,8 +50,8 @@ class WorkerService {
   WorkerService(Options options, WorkerBackend backend, WorkerMetrics* metrics);
   ~WorkerService();
 
-  // Returns OK after Leave or a Release that says exit; UNAVAILABLE after the coordinator's
-  // timeout.
+  // Returns OK after Leave, a Release that says exit, or a wrong token; UNAVAILABLE after the
+  // coordinator's timeout.
   absl::Status Run();
 
   // Any thread: announces Leaving, then Run returns.

@@ -46,6 +46,7 @@ void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
   sample_slots_.clear();
   sample_rows_.clear();
   edits_.clear();
+  pools_ = false;
   int next_mask = 0;
   for (int r = 0; r < plan.slot_size(); ++r) {
     const Slot& slot = slots.slot(plan.slot(r));
@@ -74,6 +75,7 @@ void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
       }
     }
     if ((plan.flags(r) & internal::ROW_SCORE) != 0) ListScored(plan, r, slot);
+    if ((plan.flags(r) & internal::ROW_POOL) != 0) pools_ = true;
   }
   poisoned_.assign(tokens_.size(), 0);
 }
@@ -115,6 +117,7 @@ StepState StepBatch::State() {
   state.score_rows = score_rows_;
   state.scores = absl::MakeSpan(scores_.data(), scored_.size());
   state.poisoned = absl::MakeSpan(poisoned_);
+  state.reads_hidden = pools_;
   return state;
 }
 

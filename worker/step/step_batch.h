@@ -53,6 +53,7 @@ class StepBatch {
                              internal::StepEmbedding& out, std::vector<uint32_t>& drawn);
 
   const bool score_last_;
+  bool pools_ = false;  // some row of the batch has ROW_POOL
   std::vector<int32_t> tokens_, positions_;
   std::vector<uint8_t> poisoned_;   // as tokens_
   std::vector<AttentionRow> rows_;  // as the plan's rows

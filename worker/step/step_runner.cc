@@ -8,24 +8,18 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "worker/cache/kv_cache.h"
 #include "worker/load/loader.h"
 #include "worker/step/agreement.h"
-#include "worker/step/bound_graph.h"
+#include "worker/step/cpu_executor.h"
+#include "worker/step/graph_executor.h"
 #include "worker/step/slot_table.h"
 #include "worker/step/step_batch.h"
+#include "worker/step/step_numerics.h"
 
 namespace bitshard {
 namespace {
 
 using internal::NumericsOptions;
-
-// Bounds on what a coordinator may ask for; the buffers follow from them.
-constexpr uint32_t kMaxStepTokens = 1 << 16;
-constexpr uint32_t kMaxSlots = 1 << 14;
-// How much of the cache has the host's memory though no plan has used it yet.
-constexpr uint64_t kAheadBytes = uint64_t{128} << 20;
-constexpr uint32_t kLeastAheadBlocks = 16, kMostAheadBlocks = 256;
 
 absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
                                                  const StepRunner::Options& options) {
@@ -44,41 +38,8 @@ absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
     default:
       return absl::UnimplementedError("numerics: activations must be a16, a8 or f32");
   }
-  switch (numerics.kv_cache_type()) {
-    case NumericsOptions::CACHE_TYPE_BF16:
-      out.cache_type = KvType::kBf16;
-      break;
-    case NumericsOptions::CACHE_TYPE_F32:
-      out.cache_type = KvType::kF32;
-      break;
-    case NumericsOptions::CACHE_TYPE_F16:
-      out.cache_type = KvType::kF16;
-      break;
-    case NumericsOptions::CACHE_TYPE_INT8:
-      out.cache_type = KvType::kInt8;
-      break;
-    case NumericsOptions::CACHE_TYPE_FP8_E4M3:
-      out.cache_type = KvType::kFp8E4m3;
-      break;
-    default:
-      return absl::UnimplementedError(
-          "numerics: the KV cache type must be bf16, f32, f16, int8 or fp8_e4m3");
-  }
-  if (numerics.block_tokens() != kKvBlockTokens) {
-    return absl::UnimplementedError(
-        absl::StrCat("numerics: cache blocks of ", numerics.block_tokens(),
-                     " tokens; this worker has blocks of ", kKvBlockTokens));
-  }
-  if (numerics.max_step_tokens() == 0 || numerics.max_step_tokens() > kMaxStepTokens ||
-      numerics.max_slots() == 0 || numerics.max_slots() > kMaxSlots) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("numerics: ", numerics.max_step_tokens(), " tokens a step (1 to ",
-                     kMaxStepTokens, "), ", numerics.max_slots(), " slots (1 to ", kMaxSlots, ")"));
-  }
-  if (plan.world() == 0 || plan.rank() >= plan.world()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("plan of rank ", plan.rank(), " of ", plan.world()));
-  }
+  ASSIGN_OR_RETURN(out.cache_type, CacheTypeOf(numerics));
+  RETURN_IF_ERROR(CheckStepNumerics(plan, numerics));
   out.isa = options.isa;
   out.kernel_order = options.kernel_order;
   out.pool = options.pool;
@@ -91,75 +52,40 @@ absl::StatusOr<BindContext::Options> BindOptions(const internal::RankPlan& plan,
   return out;
 }
 
-// Width of what lm_head reads. The graph has not been checked yet: 0 when there is none.
-uint32_t FinalHiddenSize(const internal::ModelGraph& graph) {
-  uint64_t width = 0;
-  for (const internal::Node& node : graph.nodes()) {
-    if (!node.has_lm_head() || node.inputs_size() == 0) continue;
-    if (node.inputs(0) >= static_cast<uint32_t>(graph.values_size())) continue;
-    width = graph.values(static_cast<int>(node.inputs(0))).width();
-  }
-  return static_cast<uint32_t>(std::min<uint64_t>(width, INT32_MAX));
-}
-
-SlotLimits Limits(const internal::ModelGraph& graph, const NumericsOptions& numerics) {
-  SlotLimits limits;
-  limits.max_slots = numerics.max_slots();
-  limits.max_step_tokens = numerics.max_step_tokens();
-  limits.context_tokens = static_cast<uint32_t>(graph.context_length());
-  limits.vocab_size = static_cast<uint32_t>(graph.vocab_size());
-  limits.block_tokens = numerics.block_tokens();
-  limits.hidden_size = FinalHiddenSize(graph);
-  return limits;
-}
-
-void PrefetchOp(const Op& op) {
-  constexpr int kLines = 12, kLineBytes = 64;  // most ops are smaller
-  const char* const begin = reinterpret_cast<const char*>(&op);
-  for (int i = 0; i < kLines; ++i) __builtin_prefetch(begin + i * kLineBytes);
-}
-
 class StepRunnerImpl final : public StepRunner {
  public:
-  StepRunnerImpl(const internal::RankPlan& plan, std::unique_ptr<BoundGraph> graph,
+  StepRunnerImpl(const internal::RankPlan& plan, std::unique_ptr<GraphExecutor> executor,
                  const Options& options)
       : rank_(plan.rank()),
         world_(plan.world()),
         pool_(options.pool),
-        graph_(std::move(graph)),
-        slots_(Limits(plan.graph(), options.numerics)),
+        executor_(std::move(executor)),
+        slots_(SlotLimitsOf(plan.graph(), options.numerics)),
         batch_(slots_.limits(), /*score_last=*/options.logits_tap != nullptr),
-        agreement_(static_cast<int>(plan.world())),
-        profile_(options.profile) {
-    if (profile_ != nullptr) {
-      profile_->kinds = graph_->OpKinds();
-      profile_->op_ns.assign(graph_->ops().size(), 0);
-    }
+        agreement_(static_cast<int>(plan.world())) {
     drawn_.reserve(3 * options.numerics.max_slots() + options.numerics.max_step_tokens());
-    layers_.resize(graph_->context().cache_layers().size());
   }
+  // A device lets go of a communicator in its own order.
+  ~StepRunnerImpl() override { EndEpoch(); }
 
   absl::Status StartEpoch(uint64_t term, uint64_t epoch, std::unique_ptr<Collective> collective,
                           uint32_t blocks) override {
     EndEpoch();
-    if (static_cast<uint32_t>(collective->rank()) != rank_ ||
-        static_cast<uint32_t>(collective->world()) != world_) {
-      return absl::InvalidArgumentError(absl::StrCat("communicator of rank ", collective->rank(),
-                                                     " of ", collective->world(), ", plan of rank ",
-                                                     rank_, " of ", world_));
+    collective_ = std::move(collective);
+    broken_ = absl::FailedPreconditionError("it did not begin");
+    if (static_cast<uint32_t>(collective_->rank()) != rank_ ||
+        static_cast<uint32_t>(collective_->world()) != world_) {
+      return absl::InvalidArgumentError(absl::StrCat("communicator of rank ", collective_->rank(),
+                                                     " of ", collective_->world(),
+                                                     ", plan of rank ", rank_, " of ", world_));
     }
     if (blocks == 0 || blocks > kMaxCacheBlocks) {
       return absl::InvalidArgumentError(
           absl::StrCat("a cache of ", blocks, " blocks (1 to ", kMaxCacheBlocks, ")"));
     }
-    ASSIGN_OR_RETURN(cache_, KvCache::Create(graph_->context().cache_layers(), blocks));
-    for (size_t i = 0; i < layers_.size(); ++i) layers_[i] = cache_.layer(i);
+    RETURN_IF_ERROR(executor_->StartEpoch(*collective_, blocks));
     used_blocks_ = 0;
-    ahead_blocks_ = static_cast<uint32_t>(
-        std::clamp<uint64_t>(kAheadBytes / std::max<uint64_t>(1, CacheBytesPerBlock()),
-                             kLeastAheadBlocks, kMostAheadBlocks));
     slots_.Reset(blocks);
-    collective_ = std::move(collective);
     term_ = term;
     epoch_ = epoch;
     last_step_ = 0;
@@ -200,26 +126,23 @@ class StepRunnerImpl final : public StepRunner {
     return result;
   }
 
-  bool TakeCacheAhead() override {
-    return cache_.Touch(used_blocks_, used_blocks_ + std::min(ahead_blocks_, cache_.blocks()));
-  }
+  bool TakeCacheAhead() override { return executor_->TakeCacheAhead(used_blocks_); }
 
   void EndEpoch() override {
-    collective_.reset();
-    cache_ = KvCache();
+    executor_->EndEpoch(std::move(collective_));
     epoch_ = term_ = 0;
     progress_.step.store(0, std::memory_order_relaxed);
     progress_.op.store(0, std::memory_order_relaxed);
+    progress_.device_op.store(nullptr, std::memory_order_release);
   }
 
   const StepProgress& progress() const override { return progress_; }
   Collective* collective() override { return collective_.get(); }
-  std::vector<internal::KernelChoice> Kernels() const override { return graph_->Kernels(); }
-  uint64_t CacheBytesPerBlock() const override {
-    return KvCache::BytesPerBlock(graph_->context().cache_layers());
-  }
+  std::vector<internal::KernelChoice> Kernels() const override { return executor_->Kernels(); }
+  uint64_t CacheBytesPerBlock() const override { return executor_->CacheBytesPerBlock(); }
   uint64_t WorkspaceBytes() const override {
-    return graph_->context().workspace_bytes() + SlotTable::Bytes(slots_.limits());
+    return executor_->WorkspaceBytes() +
+           (executor_->on_host() ? SlotTable::Bytes(slots_.limits()) : 0);
   }
 
  private:
@@ -255,49 +178,27 @@ class StepRunnerImpl final : public StepRunner {
     slots_.Apply(plan);
     batch_.Fill(plan, slots_);
     StepState state = batch_.State();
-    state.cache_layers = layers_.data();
     state.collective = collective_.get();
-    state.pool = pool_;
-    if (state.count() != 0) RETURN_IF_ERROR(RunOps(state));
-    batch_.Pool(plan, graph_->context().final_hidden(), slots_);
+    if (state.count() != 0) {
+      RETURN_IF_ERROR(executor_->Run(state, progress_));
+      batch_.Pool(plan, executor_->final_hidden(), slots_);
+    }
     batch_.Finish(plan, slots_, result, drawn_);
     return agreement_.CompareTokens(*collective_, plan, drawn_);
   }
 
-  absl::Status RunOps(StepState& state) {
-    using Clock = std::chrono::steady_clock;
-    const std::vector<std::unique_ptr<Op>>& ops = graph_->ops();
-    Clock::time_point begin = profile_ == nullptr ? Clock::time_point() : Clock::now();
-    for (size_t i = 0; i < ops.size(); ++i) {
-      // The object of one, then what it points to: weights have driven all of it from the caches.
-      if (i + 2 < ops.size()) PrefetchOp(*ops[i + 2]);
-      if (i + 1 < ops.size()) ops[i + 1]->Prefetch();
-      progress_.op.store(static_cast<uint64_t>(graph_->first_node(i)), std::memory_order_relaxed);
-      RETURN_IF_ERROR(ops[i]->Run(state));
-      if (profile_ == nullptr) continue;
-      const Clock::time_point end = Clock::now();
-      profile_->op_ns[i] += std::chrono::nanoseconds(end - begin).count();
-      begin = end;
-    }
-    return absl::OkStatus();
-  }
-
   const uint32_t rank_, world_;
   ThreadPool* const pool_;
-  const std::unique_ptr<BoundGraph> graph_;
+  const std::unique_ptr<GraphExecutor> executor_;
   SlotTable slots_;
   StepBatch batch_;
   Agreement agreement_;
-  StepProfile* const profile_;   // null: nobody asked
   std::vector<uint32_t> drawn_;  // in the step at hand: tokens, flags, scores
   StepProgress progress_;
 
   // Of the running epoch.
   std::unique_ptr<Collective> collective_;
-  KvCache cache_;
-  uint32_t used_blocks_ = 0;   // no higher one was in a plan
-  uint32_t ahead_blocks_ = 0;  // that have the host's memory beyond them
-  std::vector<uint8_t*> layers_;
+  uint32_t used_blocks_ = 0;  // no higher one was in a plan
   uint64_t term_ = 0, epoch_ = 0, last_step_ = 0;
   absl::Status broken_;
 };
@@ -309,7 +210,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Bind(
     const Options& options) {
   CHECK(options.pool != nullptr && weights != nullptr);
   ASSIGN_OR_RETURN(BindContext::Options bind, BindOptions(plan, options));
-  const uint64_t slots = SlotTable::Bytes(Limits(plan.graph(), options.numerics));
+  const uint64_t slots = SlotTable::Bytes(SlotLimitsOf(plan.graph(), options.numerics));
   if (slots > options.max_workspace_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         options.numerics.max_slots(), " slots for sequences of ", plan.graph().context_length(),
@@ -318,9 +219,15 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Bind(
         "--max-running or --max-context"));
   }
   bind.max_workspace_bytes = options.max_workspace_bytes - slots;
-  ASSIGN_OR_RETURN(std::unique_ptr<BoundGraph> graph,
-                   BoundGraph::Bind(plan.graph(), std::move(weights), bind));
-  return std::make_unique<StepRunnerImpl>(plan, std::move(graph), options);
+  ASSIGN_OR_RETURN(std::unique_ptr<GraphExecutor> executor,
+                   MakeCpuExecutor(plan.graph(), std::move(weights), bind, options.profile));
+  return Over(plan, std::move(executor), options);
+}
+
+std::unique_ptr<StepRunner> StepRunner::Over(const internal::RankPlan& plan,
+                                             std::unique_ptr<GraphExecutor> executor,
+                                             const Options& options) {
+  return std::make_unique<StepRunnerImpl>(plan, std::move(executor), options);
 }
 
 }  // namespace bitshard

@@ -1,5 +1,5 @@
-// One rank's executor: a bound graph, its weights, its KV cache and its slots. Bind once, then run
-// plans in order.
+// One rank's part in the step protocol: a bound graph, its weights, its KV cache and its slots.
+// Bind once, then run plans in order. What computes the graph is below GraphExecutor.
 //
 // Owned by the step thread; only Abort (of the collective), `progress()` and `Kernels` may be
 // called from elsewhere. Nothing is allocated, looked up by name or chosen inside Run.
@@ -26,6 +26,7 @@
 
 namespace bitshard {
 
+class GraphExecutor;  // worker/step/graph_executor.h
 class KernelOrder;    // kernels/registry/kernel_probe.h
 class LoadedWeights;  // worker/load/loader.h
 
@@ -37,8 +38,16 @@ struct StepProfile {
 
 struct StepProgress {
   std::atomic<uint64_t> step{0};  // last step begun
-  std::atomic<uint64_t> op{0};    // node index inside it
+  std::atomic<uint64_t> op{0};    // node index inside it; see Op()
   std::atomic<bool> busy{false};
+  // Where a device writes `op` itself; lives as long as what runs there. Null: nowhere.
+  std::atomic<const uint64_t*> device_op{nullptr};
+
+  uint64_t Op() const {
+    const uint64_t* const word = device_op.load(std::memory_order_acquire);
+    return word == nullptr ? op.load(std::memory_order_relaxed)
+                           : __atomic_load_n(word, __ATOMIC_RELAXED);
+  }
 };
 
 class StepRunner {
@@ -61,15 +70,20 @@ class StepRunner {
     bool fuse = true;                // false: every node an op of its own; the bits are the same
   };
 
-  // Chooses kernels and buffers, checks every node and shape. UNIMPLEMENTED names a node kind it
-  // does not know, RESOURCE_EXHAUSTED says how much memory the buffers need.
+  // On the CPU. Chooses kernels and buffers, checks every node and shape. UNIMPLEMENTED names a
+  // node kind it does not know, RESOURCE_EXHAUSTED says how much memory the buffers need.
   static absl::StatusOr<std::unique_ptr<StepRunner>> Bind(
       const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
       const Options& options);
+  // Over whatever computes the plan's graph. REQUIRES: CheckStepNumerics(plan, options.numerics).
+  static std::unique_ptr<StepRunner> Over(const internal::RankPlan& plan,
+                                          std::unique_ptr<GraphExecutor> executor,
+                                          const Options& options);
   virtual ~StepRunner() = default;
 
   // A new epoch: takes the communicator, allocates a cache of `blocks` blocks, empties all slots,
-  // expects step 1.
+  // expects step 1. The communicator stays until EndEpoch, also after an error: another thread may
+  // be about to abort it.
   virtual absl::Status StartEpoch(uint64_t term, uint64_t epoch,
                                   std::unique_ptr<Collective> collective, uint32_t blocks) = 0;
 

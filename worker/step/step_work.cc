@@ -9,11 +9,10 @@ StepWork::StepWork(const internal::ModelGraph& graph, const LoadedWeights& weigh
     const bool head = node.has_lm_head();
     if (!head && !node.has_linear()) continue;
     const uint32_t weight = head ? node.lm_head().weight() : node.linear().weight();
-    if (weight >= weights.matrices.size()) continue;
-    const PackedMatrix& matrix = weights.matrices[weight];
-    const uint64_t flops =
-        2 * static_cast<uint64_t>(matrix.rows()) * static_cast<uint64_t>(matrix.cols());
-    (head ? output_bytes_ : token_bytes_) += matrix.bytes();
+    if (weight >= weights.matrix_count()) continue;
+    const PackedSpec& spec = weights.SpecOf(weight);
+    const uint64_t flops = 2 * spec.rows * spec.cols;
+    (head ? output_bytes_ : token_bytes_) += weights.BytesOf(weight);
     (head ? output_flops_ : token_flops_) += flops;
   }
 }

@@ -1,9 +1,12 @@
 #include "coordinator/engine/admission.h"
 
 #include <cmath>
+#include <optional>
+#include <regex>
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "coordinator/engine/error_reason.h"
@@ -11,6 +14,8 @@
 
 namespace bitshard {
 namespace {
+
+using ::testing::HasSubstr;
 
 class AdmissionTest : public testing::Test {
  protected:
@@ -160,6 +165,36 @@ TEST_F(AdmissionTest, ChoicesBeyondTheQueueComeInWhenItIsEmpty) {
   five.choices = 5;
   EXPECT_TRUE(Admit(five).ok()) << "alone it is let in, or it never would be";
   EXPECT_EQ(ErrorReason(Admit(Request(5))), std::string(kReasonQueueFull));
+}
+
+TEST_F(AdmissionTest, ChoicesTimesPromptAreNoMoreThanMayBeKeptInMemory) {
+  Engine::Options options;
+  options.max_running = kMaxChoices;
+  options.max_waiting_tokens = 1 << 30;
+  Admission admission(options);
+  EngineStats stats;
+  stats.group = EngineStats::GroupState::kReady;
+  stats.max_request_tokens = 1 << 21;
+  admission.SetScheduling(stats, 0);
+  GenerateRequest large = Request(1'000'000);
+  large.choices = 128;
+  const absl::Status status = admission.Admit(large, now_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("128 times the prompt of 1000000 tokens"));
+  const std::optional<uint32_t> most = [&]() -> std::optional<uint32_t> {
+    std::smatch match;
+    const std::string text(status.message());
+    if (!std::regex_search(text, match, std::regex("at most ([0-9]+) in a request")))
+      return std::nullopt;
+    return static_cast<uint32_t>(std::stoul(match[1]));
+  }();
+  ASSERT_TRUE(most.has_value()) << status;
+  large.choices = *most + 1;
+  EXPECT_EQ(admission.Admit(large, now_).status().code(), absl::StatusCode::kInvalidArgument);
+  large.choices = *most;
+  EXPECT_TRUE(admission.Admit(large, now_).ok()) << "what it tells to try works";
+  large = Request(1'000'000);
+  EXPECT_TRUE(admission.Admit(large, now_).ok());
 }
 
 TEST_F(AdmissionTest, WithoutThePrefixCacheEachChoiceHasThePrompt) {

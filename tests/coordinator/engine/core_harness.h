@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,7 +45,8 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
  public:
   explicit CoreHarness(const Engine::Options& options, FakeExecutor::Options executor_options = {},
                        MaskRunner* masks = nullptr)
-      : tokenizer_(MakeByteTokenizer()),
+      : prefix_cache_(options.prefix_cache),
+        tokenizer_(MakeByteTokenizer()),
         executor_([&] {
           executor_options.mode = FakeExecutor::Mode::kManual;
           if (executor_options.worker.next_token == nullptr)
@@ -68,6 +71,7 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
     if (!id.ok()) return id.status();
     if (superseded.has_value()) core_.Cancel(*superseded, now_, "superseded");
     several_ = several_ || request.choices > 1;
+    accepted_[*id] = {.choices = request.choices, .tokens = request.given_tokens(), .started = {}};
     core_.Accept({*id, std::move(request), std::move(sink)}, now_);
     Advance();
     return absl::OkStatus();
@@ -132,9 +136,13 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
   }
 
  private:
-  void OnStarted(SequenceId id, uint32_t choice) override { admission_.Started(id, choice, now_); }
+  void OnStarted(SequenceId id, uint32_t choice) override {
+    accepted_.at(id).started.insert(choice);
+    admission_.Started(id, choice, now_);
+  }
   void BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) override {
     EXPECT_FALSE(core_.scheduler().Contains(id)) << "an end while blocks are still held";
+    accepted_.erase(id);
     admission_.End(id, reason, code);
     Publish();
   }
@@ -177,11 +185,39 @@ class CoreHarness : public StepListener, private EngineCore::Observer {
           last.e2e);
     }
     ASSERT_EQ(stats.tokens, metrics_.generated_tokens);
+    CheckCounters(stats);
+  }
+
+  // What is kept as it changes is what a walk over all choices of all requests finds.
+  void CheckCounters(const EngineStats& stats) const {
+    uint64_t running = 0, ended = 0, tokens = 0;
+    for (const auto& [id, request] : accepted_) {
+      bool runs = false;
+      for (uint32_t i = 0; i < request.choices; ++i) {
+        const bool there = core_.scheduler().Contains(id + i);
+        const bool in_steps = there && core_.scheduler().Get(id + i).slot.has_value();
+        const bool over = !there && request.started.contains(i);
+        runs = runs || in_steps;
+        ended += over ? 1 : 0;
+        if ((in_steps || over) && (i == 0 || !prefix_cache_)) tokens += request.tokens;
+      }
+      running += runs ? 1 : 0;
+    }
+    ASSERT_EQ(stats.running, running);
+    ASSERT_EQ(stats.ended_choices, ended);
+    ASSERT_EQ(core_.taken_prompt_tokens(), tokens);
   }
 
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   int names_ = 0;
   bool several_ = false;  // a request had several choices
+  struct Accepted {
+    uint32_t choices = 0;
+    uint64_t tokens = 0;  // of its prompt
+    std::set<uint32_t> started;
+  };
+  std::map<SequenceId, Accepted> accepted_;  // and not ended
+  const bool prefix_cache_;
   CountingMetrics metrics_;
   const std::unique_ptr<Tokenizer> tokenizer_;
   FakeExecutor executor_;

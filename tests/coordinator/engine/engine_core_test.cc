@@ -307,6 +307,25 @@ TEST(EngineCore, MissingOutputEndsTheRequestInternal) {
   EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kInternal);
 }
 
+TEST(EngineCore, BlocksOfAStepThatBroughtNothingAreSetAsideAndServeNobody) {
+  CoreHarness engine({}, Group(64));
+  bool lost = true;
+  engine.executor().set_tamper([&lost](internal::StepResult* result) {
+    if (lost) result->clear_outputs();
+  });
+  engine.MakeReady();
+  const auto bad = engine.Send(Request(std::string(40, 'p'), 30));
+  engine.Step();
+  EXPECT_EQ(bad->AwaitEnd().status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(engine.Stats().blocks_quarantined, 3u) << "nobody knows what was written there";
+  lost = false;
+  const auto good = engine.Send(Request(std::string(40, 'p'), 4));
+  engine.StepUntilIdle();
+  EXPECT_TRUE(good->AwaitEnd().status.ok()) << good->AwaitEnd().status;
+  EXPECT_EQ(good->AwaitEnd().cached_tokens, 0u);
+  EXPECT_EQ(engine.Stats().blocks_free + engine.Stats().blocks_cached, 61u);
+}
+
 TEST(EngineCore, TokenOutOfRangeEndsTheRequestInternal) {
   CoreHarness engine({}, Group(64));
   engine.executor().set_tamper(

@@ -12,17 +12,10 @@
 #include "coordinator/engine/error_reason.h"
 #include "proto/status_details.h"
 #include "tests/coordinator/engine/core_harness.h"
+#include "tests/coordinator/engine/given_tokens.h"
 
 namespace bitshard {
 namespace {
-
-FakeExecutor::Options Group(uint32_t blocks, uint32_t slots = 8, uint32_t step_tokens = 256) {
-  FakeExecutor::Options options;
-  options.group.cache_blocks = blocks;
-  options.group.max_slots = slots;
-  options.group.max_step_tokens = step_tokens;
-  return options;
-}
 
 GenerateRequest EmbedRequest(const std::string& text,
                              internal::Pooling pooling = internal::POOLING_MEAN) {
@@ -39,8 +32,6 @@ void ExpectVector(const RequestEnd& end, const std::string& text, internal::Pool
   EXPECT_EQ(end.prompt_tokens, text.size());
   EXPECT_EQ(end.completion_tokens, 0u);
 }
-
-const std::string kText = "forty-two letters are enough for some steps.";
 
 TEST(EngineCoreEmbed, GivenTokensBecomeAVectorInAnyNumberOfSteps) {
   for (const uint32_t step_tokens : {256u, 16u, 1u}) {

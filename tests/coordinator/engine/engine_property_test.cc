@@ -14,6 +14,7 @@
 
 #include "coordinator/engine/sampling.h"
 #include "tests/coordinator/engine/core_harness.h"
+#include "tests/support/seed_count.h"
 
 namespace bitshard {
 namespace {
@@ -242,12 +243,7 @@ class Simulation {
   std::vector<Sent> sent_;
 };
 
-// A sanitizer makes it 40 times slower; there is one thread, so fewer seeds show as much.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kSeeds = 20;
-#else
-constexpr int kSeeds = 120;
-#endif
+constexpr int kSeeds = SeedCount(120);
 
 TEST(EngineProperty, EachRequestEndsOnceWithWhatItWouldGetAlone) {
   Simulation::Seen seen;

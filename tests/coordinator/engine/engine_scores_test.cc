@@ -9,17 +9,10 @@
 #include "coordinator/engine/error_reason.h"
 #include "proto/status_details.h"
 #include "tests/coordinator/engine/core_harness.h"
+#include "tests/coordinator/engine/given_tokens.h"
 
 namespace bitshard {
 namespace {
-
-FakeExecutor::Options Group(uint32_t blocks, uint32_t slots = 8, uint32_t step_tokens = 256) {
-  FakeExecutor::Options options;
-  options.group.cache_blocks = blocks;
-  options.group.max_slots = slots;
-  options.group.max_step_tokens = step_tokens;
-  return options;
-}
 
 GenerateRequest ScoreRequest(const std::string& text, uint32_t score_from = 0) {
   GenerateRequest request = Request(text, 0);
@@ -41,17 +34,15 @@ void ExpectScores(const RequestEnd& end, const std::string& text, uint32_t first
   }
 }
 
-const std::string kScored = "forty-two letters are enough for some steps.";
-
 TEST(EngineCoreScores, GivenTokensAreScoredWithoutGeneratingAny) {
   CoreHarness engine({}, Group(64, 8, /*step_tokens=*/16));
   engine.MakeReady();
-  const auto all = engine.Send(ScoreRequest(kScored));
-  const auto tail = engine.Send(ScoreRequest(kScored, 30));
+  const auto all = engine.Send(ScoreRequest(kText));
+  const auto tail = engine.Send(ScoreRequest(kText, 30));
   const auto one = engine.Send(ScoreRequest("x"));
   engine.StepUntilIdle();
-  ExpectScores(all->AwaitEnd(), kScored, 1);
-  ExpectScores(tail->AwaitEnd(), kScored, 30);
+  ExpectScores(all->AwaitEnd(), kText, 1);
+  ExpectScores(tail->AwaitEnd(), kText, 30);
   EXPECT_TRUE(one->AwaitEnd().status.ok());
   EXPECT_TRUE(one->AwaitEnd().scores.empty());
   EXPECT_EQ(engine.Stats().tokens, 0u);
@@ -65,20 +56,20 @@ TEST(EngineCoreScores, APreemptedOrRebuiltRequestIsScoredOnceAndWhole) {
   // Blocks for one and a half of them: they must give way to each other.
   CoreHarness engine(options, Group(/*blocks=*/5, 8, /*step_tokens=*/8));
   engine.MakeReady();
-  const auto a = engine.Send(ScoreRequest(kScored));
-  const auto b = engine.Send(ScoreRequest(kScored));
+  const auto a = engine.Send(ScoreRequest(kText));
+  const auto b = engine.Send(ScoreRequest(kText));
   for (int i = 0; i < 3; ++i) engine.Step();
   engine.executor().LoseGroup(absl::UnavailableError("test"));
   engine.MakeReady();
   engine.StepUntilIdle();
-  ExpectScores(a->AwaitEnd(), kScored, 1);
-  ExpectScores(b->AwaitEnd(), kScored, 1);
+  ExpectScores(a->AwaitEnd(), kText, 1);
+  ExpectScores(b->AwaitEnd(), kText, 1);
 }
 
 TEST(EngineCoreScores, CancelAndDeadlineEndARunningOneAndGiveItsBlocksBack) {
   CoreHarness engine({}, Group(64, 8, /*step_tokens=*/8));
   engine.MakeReady();
-  GenerateRequest cancelled = ScoreRequest(kScored), late = ScoreRequest(kScored);
+  GenerateRequest cancelled = ScoreRequest(kText), late = ScoreRequest(kText);
   cancelled.request_id = "cancelled";
   late.deadline = engine.now() + absl::Seconds(1);
   const auto a = engine.Send(cancelled);
@@ -96,7 +87,7 @@ TEST(EngineCoreScores, CancelAndDeadlineEndARunningOneAndGiveItsBlocksBack) {
 TEST(EngineCoreScores, ADeadlineSaysHowManyTokensWereScored) {
   CoreHarness engine({}, Group(64, 8, /*step_tokens=*/8));
   engine.MakeReady();
-  GenerateRequest late = ScoreRequest(kScored);
+  GenerateRequest late = ScoreRequest(kText);
   late.deadline = engine.now() + absl::Seconds(1);
   const auto sink = engine.Send(late);
   engine.Step();
@@ -111,24 +102,24 @@ TEST(EngineCoreScores, NonFiniteLogitsEndTheRequestAlone) {
   };
   CoreHarness engine({}, group);
   engine.MakeReady();
-  const auto good = engine.Send(ScoreRequest(kScored));
-  const auto bad = engine.Send(ScoreRequest("b" + kScored));
+  const auto good = engine.Send(ScoreRequest(kText));
+  const auto bad = engine.Send(ScoreRequest("b" + kText));
   engine.StepUntilIdle();
-  ExpectScores(good->AwaitEnd(), kScored, 1);
+  ExpectScores(good->AwaitEnd(), kText, 1);
   EXPECT_EQ(bad->AwaitEnd().status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(ErrorReason(bad->AwaitEnd().status), kReasonNonFinite);
 }
 
 TEST(EngineCoreScores, OnlyTheTokensThemselvesMustFitTheContext) {
   Engine::Options options;
-  options.context_tokens = static_cast<uint32_t>(kScored.size());
+  options.context_tokens = static_cast<uint32_t>(kText.size());
   CoreHarness engine(options, Group(64));
   engine.MakeReady();
-  const auto fits = engine.Send(ScoreRequest(kScored));
+  const auto fits = engine.Send(ScoreRequest(kText));
   engine.StepUntilIdle();
-  ExpectScores(fits->AwaitEnd(), kScored, 1);
+  ExpectScores(fits->AwaitEnd(), kText, 1);
   EXPECT_EQ(
-      ErrorReason(engine.Submit(ScoreRequest(kScored + "!"), std::make_shared<RecordingSink>())),
+      ErrorReason(engine.Submit(ScoreRequest(kText + "!"), std::make_shared<RecordingSink>())),
       kReasonPromptTooLong);
   EXPECT_EQ(engine.Submit(ScoreRequest("abc", 4), std::make_shared<RecordingSink>()).code(),
             absl::StatusCode::kInvalidArgument);

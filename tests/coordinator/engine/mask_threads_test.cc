@@ -1,12 +1,16 @@
 // The threads that follow grammars, with grammars that take too long.
 #include "coordinator/engine/mask_threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <ctime>
-#include <deque>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -53,9 +57,35 @@ class SpinningGrammar : public WordsGrammar {
   const std::shared_ptr<std::atomic<bool>> enough_;
 };
 
+// The threads of this process, now.
+std::set<std::string> Threads() {
+  std::set<std::string> threads;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+    threads.insert(task.path().filename());
+  return threads;
+}
+
+// With those that a sanitizer makes together with the first one.
+std::set<std::string> ThreadsAtRest() {
+  std::string first;
+  std::thread([&first] { first = std::to_string(gettid()); }).join();
+  std::set<std::string> threads = Threads();
+  threads.erase(first);  // joined, but it may still be listed
+  return threads;
+}
+
 class MaskThreadsTest : public testing::Test {
  protected:
-  ~MaskThreadsTest() override { *enough_ = true; }
+  // No thread is left when the test is over, however long the machine takes for it.
+  ~MaskThreadsTest() override {
+    *enough_ = true;
+    threads_.reset();
+    const auto at_rest = [this] {
+      const std::set<std::string> now = Threads();
+      return std::includes(before_.begin(), before_.end(), now.begin(), now.end());
+    };
+    while (!at_rest()) absl::SleepFor(absl::Milliseconds(1));
+  }
 
   void Start(MaskThreads::Options options) {
     threads_ = std::make_unique<MaskThreads>(options, [this](MaskResult result) {
@@ -63,13 +93,14 @@ class MaskThreadsTest : public testing::Test {
       results_.emplace(result.id, std::move(result));
     });
   }
-  MaskJob Job(SequenceId id, const std::string& tenant, bool spins) {
+  MaskJob Job(SequenceId id, const std::string& tenant, bool spins,
+              absl::Duration time = absl::InfiniteDuration()) {
     MaskJob job;
     job.id = id;
     job.place = std::make_shared<GrammarPlace>();
     job.place->tenant = tenant;
     job.place->grammar =
-        spins ? std::make_shared<const SpinningGrammar>(absl::InfiniteDuration(), enough_)
+        spins ? std::make_shared<const SpinningGrammar>(time, enough_)
               : std::make_shared<const WordsGrammar>(std::vector<std::string>{"abc"});
     return job;
   }
@@ -84,6 +115,7 @@ class MaskThreadsTest : public testing::Test {
     return results_.contains(id);
   }
 
+  const std::set<std::string> before_ = ThreadsAtRest();
   const std::shared_ptr<std::atomic<bool>> enough_ = std::make_shared<std::atomic<bool>>(false);
   absl::Mutex mu_;
   std::map<SequenceId, MaskResult> results_;
@@ -96,12 +128,50 @@ TEST_F(MaskThreadsTest, AMaskThatTakesTooLongIsAnsweredForWhileItIsComputed) {
   options.limits.one = absl::Milliseconds(20);
   Start(options);
   for (SequenceId id = 0; id < 3; ++id) {
-    threads_->Run(Job(10 * id, "a", /*spins=*/true));
+    const std::string tenant = id < 2 ? "a" : "b";
+    threads_->Run(Job(10 * id, tenant, /*spins=*/true));
     const absl::Status status = Await(10 * id);
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_EQ(ErrorReason(status), "CONSTRAINT_TOO_SLOW");
-    threads_->Run(Job(10 * id + 1, "a", /*spins=*/false));
+    threads_->Run(Job(10 * id + 1, tenant, /*spins=*/false));
     EXPECT_TRUE(Await(10 * id + 1).ok()) << "its thread was replaced";
+  }
+}
+
+TEST_F(MaskThreadsTest, WhatOneTenantLeavesUnfinishedNeverTakesAllThreads) {
+  MaskThreads::Options options;  // three threads, four that may be left to themselves
+  options.limits.one = absl::Milliseconds(20);
+  Start(options);
+  // One after the other, as long as it is let.
+  SequenceId id = 0;
+  for (; id < 20; ++id) {
+    threads_->Run(Job(id, "endless", /*spins=*/true));
+    if (ErrorReason(Await(id)) != "CONSTRAINT_TOO_SLOW") break;
+  }
+  EXPECT_EQ(id, 3u);
+  EXPECT_TRUE(RetryDelay(Await(id)).has_value()) << Await(id);
+  for (SequenceId other = 100; other < 110; ++other) {
+    threads_->Run(Job(other, "other", /*spins=*/false));
+    EXPECT_TRUE(Await(other).ok()) << Await(other);
+  }
+}
+
+TEST_F(MaskThreadsTest, NorDoesWhatItLeavesUnfinishedSeveralAtATime) {
+  MaskThreads::Options options;  // of one tenant two at work, three that may be left to themselves
+  options.limits.one = absl::Milliseconds(100);
+  Start(options);
+  for (SequenceId id = 0; id < 2; ++id) threads_->Run(Job(id, "endless", /*spins=*/true));
+  for (SequenceId id = 0; id < 2; ++id) EXPECT_EQ(ErrorReason(Await(id)), "CONSTRAINT_TOO_SLOW");
+  // One more may be: those that are not endless take turns.
+  for (SequenceId id = 10; id < 20; ++id)
+    threads_->Run(Job(id, "endless", /*spins=*/true, absl::Milliseconds(1)));
+  for (SequenceId id = 10; id < 20; ++id) EXPECT_TRUE(Await(id).ok()) << Await(id);
+  for (SequenceId id = 20; id < 22; ++id) threads_->Run(Job(id, "endless", /*spins=*/true));
+  EXPECT_EQ(ErrorReason(Await(20)), "CONSTRAINT_TOO_SLOW");
+  EXPECT_EQ(ErrorReason(Await(21)), "CONSTRAINT_QUEUE_FULL");
+  for (SequenceId id = 30; id < 40; ++id) {
+    threads_->Run(Job(id, "other", /*spins=*/false));
+    EXPECT_TRUE(Await(id).ok()) << Await(id);
   }
 }
 
@@ -142,10 +212,24 @@ TEST_F(MaskThreadsTest, OneTenantsSlowMasksHoldUpNoOthers) {
   for (SequenceId id = 0; id < 5; ++id) EXPECT_FALSE(Has(id));
 }
 
+TEST_F(MaskThreadsTest, ATenantsSlowAndQuickMasksTogetherLeaveAThreadToOthers) {
+  MaskThreads::Options options;
+  options.tenant_threads = options.threads;  // more than it can have
+  options.limits.one = absl::InfiniteDuration();
+  Start(options);
+  for (SequenceId id = 0; id < 10; ++id) {
+    MaskJob job = Job(id, "a", /*spins=*/true);
+    if (id % 2 == 0) job.place->used = absl::Seconds(5);  // as it has shown before
+    threads_->Run(std::move(job));
+  }
+  for (SequenceId id = 10; id < 20; ++id) {
+    threads_->Run(Job(id, "b", /*spins=*/false));
+    EXPECT_TRUE(Await(id).ok());
+  }
+}
+
 TEST_F(MaskThreadsTest, ATenantsSlowSequencesHoldUpNoneOfItsQuickOnes) {
   MaskThreads::Options options;
-  options.threads = 2;
-  options.tenant_threads = 1;
   options.limits.one = absl::InfiniteDuration();
   Start(options);
   for (SequenceId id = 0; id < 5; ++id) {
@@ -158,11 +242,36 @@ TEST_F(MaskThreadsTest, ATenantsSlowSequencesHoldUpNoneOfItsQuickOnes) {
 }
 
 TEST_F(MaskThreadsTest, TheEndDoesNotWaitForAMask) {
-  Start({});
+  MaskThreads::Options options;
+  options.limits.one = absl::InfiniteDuration();  // none is answered for as too slow
+  Start(options);
   for (SequenceId id = 0; id < 5; ++id) threads_->Run(Job(id, "a", /*spins=*/true));
   threads_.reset();  // they would go on for ever
   absl::MutexLock lock(&mu_);
   EXPECT_TRUE(results_.empty());
+}
+
+class GrownGrammar : public WordsGrammar {
+ public:
+  GrownGrammar() : WordsGrammar({"abc"}) {}
+  uint64_t MemoryBytes() const override { return uint64_t{300} << 20; }
+  bool TooLarge() const override { return true; }
+};
+
+TEST(RunMaskJob, AGrammarThatHasGrownTooLargeEndsWhoFollowsIt) {
+  MaskJob job;
+  job.place = std::make_shared<GrammarPlace>();
+  job.place->grammar = std::make_shared<const GrownGrammar>();
+  job.tokens = {'a'};
+  MaskResult result = RunMaskJob(job);
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kResourceExhausted) << result.status;
+  EXPECT_EQ(ErrorReason(result.status), "CONSTRAINT_TOO_LARGE");
+  EXPECT_NE(result.status.message().find("300 MiB"), absl::string_view::npos) << result.status;
+  job.place->end_tokens = false;
+  job.place->matcher.reset();
+  job.tokens = {'a', 'b', 'c'};
+  result = RunMaskJob(job);
+  EXPECT_TRUE(result.status.ok() && result.ended) << "it was complete all the same";
 }
 
 TEST(RunMaskJob, ASequencesTimeIsBoundedInAll) {

@@ -14,6 +14,7 @@
 
 #include "tests/coordinator/engine/core_harness.h"
 #include "tests/support/piece_sink.h"
+#include "tests/support/seed_count.h"
 #include "tests/support/words_grammar.h"
 
 namespace bitshard {
@@ -222,12 +223,7 @@ class Simulation {
   std::vector<Caller> callers_;
 };
 
-// A sanitizer makes it 40 times slower; there is one thread, so fewer seeds show as much.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kSeeds = 15;
-#else
-constexpr int kSeeds = 100;
-#endif
+constexpr int kSeeds = SeedCount(100);
 
 TEST(ResumeProperty, AnswersThatBreakAnywhereGoOnToTheSameEnd) {
   Simulation::Seen seen;

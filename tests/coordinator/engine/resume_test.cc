@@ -249,6 +249,38 @@ TEST(Resume, WhatCannotBeIsRefused) {
   EXPECT_EQ(engine.Stats().blocks_used, 0u);
 }
 
+TEST(Resume, WhatWasReplayedBeforeIsNotReplayedAgain) {
+  CoreHarness engine({}, Group([](const auto&, const auto&) { return uint32_t{'z'}; }));
+  engine.MakeReady();
+  GenerateRequest request = Request("abc", 10);
+  request.stop = {"xyz"};
+  // Not what the tokens below would bring about: the engine does not look at them.
+  request.resumed = {'x', 'y'};
+  std::string text;
+  absl::StatusOr<ResumedAnswer> answer = ReplayResumed(request, &engine.tokenizer(), &text);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(text, "") << "it may become the stop string";
+  EXPECT_FALSE(answer->end.has_value());
+  request.resumed = {'a', 'b'};
+  request.replayed = std::make_shared<const ResumedAnswer>(*std::move(answer));
+  Answer rest = AnswerOf(engine, request);
+  EXPECT_EQ(rest.end.matched_stop, "xyz");
+  EXPECT_EQ(rest.end.completion_tokens, 3u);
+  // Once more: what is shared is not changed by who goes on from it.
+  rest = AnswerOf(engine, request);
+  EXPECT_EQ(rest.end.matched_stop, "xyz");
+
+  request.resumed = {'x', 'y', 'z'};
+  const absl::StatusOr<ResumedAnswer> ended =
+      ReplayResumed(request, &engine.tokenizer(), /*text=*/nullptr);
+  ASSERT_TRUE(ended.ok() && ended->end.has_value());
+  request.resumed = {'a', 'b', 'c'};
+  request.replayed = std::make_shared<const ResumedAnswer>(*ended);
+  rest = AnswerOf(engine, request);
+  EXPECT_EQ(rest.end.matched_stop, "xyz") << "it had ended";
+  EXPECT_EQ(rest.end.completion_tokens, 3u);
+}
+
 TEST(Resume, CheckResumedAllowedNamesTheFirstTokenThatIsRefused) {
   const auto tokenizer = MakeByteTokenizer();
   GenerateRequest request = Request("abc", 10);

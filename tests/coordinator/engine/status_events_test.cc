@@ -120,6 +120,29 @@ TEST(StatusEvents, OfManyThatWaitEachHearsOfItsPlaceAtMostTwiceASecond) {
   EXPECT_LE(static_cast<double>(most), 2 * seconds + 3);
 }
 
+TEST(StatusEvents, ThoseWhoComeToALongQueueHearOfTheirPlacesTogether) {
+  Engine::Options options;
+  options.async_depth = 1;
+  CoreHarness engine(options, Group(512, 1));
+  engine.MakeReady();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 200; ++i) sinks.push_back(engine.Send(Watched("p", 4)));
+  const auto told = [&] {
+    return std::count_if(sinks.begin(), sinks.end(),
+                         [](const auto& sink) { return !sink->statuses().empty(); });
+  };
+  // The first ones at once; to put the queue in order for each that comes would cost its length
+  // each time.
+  EXPECT_GT(told(), 20);
+  EXPECT_LT(told(), 100);
+  EXPECT_LE(engine.core().NextWakeup(), engine.now() + absl::Milliseconds(100));
+  engine.Wait(engine.core().NextWakeup() - engine.now());
+  EXPECT_EQ(told(), 200);
+  EXPECT_EQ(sinks.back()->statuses().back().ahead, 198u);
+  EXPECT_GT(engine.core().NextWakeup(), engine.now()) << "there is no more to tell";
+  engine.StepUntilIdle();
+}
+
 TEST(StatusEvents, WhoMakesRoomHearsItAndGoesOn) {
   Engine::Options options;
   CoreHarness engine(options, Group(/*blocks=*/8, /*slots=*/2));

@@ -21,6 +21,7 @@
 #include "gtest/gtest.h"
 #include <grpcpp/grpcpp.h>
 
+#include "proto/fleet_token.h"
 #include "proto/worker.grpc.pb.h"
 #include "tests/coordinator/fleet/group_harness.h"
 
@@ -80,11 +81,13 @@ class Listener : public StepListener {
 // A worker's side of the stream, read by the test itself.
 class ScriptedWorker {
  public:
-  ScriptedWorker(int port, int number) : number_(number) {
+  // `token`: in the metadata of its call.
+  ScriptedWorker(int port, int number, const std::string& token = "secret") : number_(number) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port),
                                          grpc::InsecureChannelCredentials(), arguments);
+    if (!token.empty()) context_.AddMetadata(kFleetTokenMetadata, token);
     stream_ = internal::Fleet::NewStub(channel_)->Connect(&context_);
   }
   ~ScriptedWorker() { Vanish(); }
@@ -132,13 +135,13 @@ class ScriptedWorker {
     context_.TryCancel();
     if (!finished_) Finish();
   }
-
- private:
+  // Waits for the coordinator to end the stream.
   grpc::Status Finish() {
     finished_ = true;
     return stream_->Finish();
   }
 
+ private:
   const int number_;
   uint32_t rank_ = 0;
   bool finished_ = false;
@@ -270,6 +273,28 @@ TEST(Fleet, AWrongTokenIsToldSoAndThenCut) {
   ASSERT_TRUE(release && release->has_release());
   EXPECT_TRUE(release->release().exit());
   EXPECT_EQ(a.End().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  fleet->Stop();
+}
+
+TEST(Fleet, WhoBringsNoTokenIsTurnedAwayBeforeAnythingIsRead) {
+  const auto fleet = Listen(1);
+  Listener listener;
+  fleet->Start(&listener);
+  for (const char* token : {"", "secre", "secret ", "\xff\xfe"}) {
+    ScriptedWorker stranger(fleet->port(), 1, token);
+    const grpc::Status end = stranger.Finish();  // it has not said a word
+    EXPECT_EQ(end.error_code(), grpc::StatusCode::PERMISSION_DENIED) << token;
+    EXPECT_THAT(end.error_message(), HasSubstr("--token-file")) << token;
+  }
+  EXPECT_TRUE(fleet->Snapshot().spares.empty());
+  // Nor does what it sends after all reach anybody, a registration with the right token included.
+  ScriptedWorker late(fleet->port(), 1, "guess");
+  late.Register();
+  EXPECT_EQ(late.End().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  ScriptedWorker worker(fleet->port(), 2);
+  worker.Register();
+  BringUp({&worker});
+  EXPECT_EQ(listener.Next(), "ready 1/1");
   fleet->Stop();
 }
 

@@ -12,7 +12,6 @@
 namespace bitshard {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Message = internal::CoordinatorMessage;
@@ -141,96 +140,6 @@ TEST(Group, OtherBuildProtocolNumericsOrHostAreRefusedByName) {
     EXPECT_EQ(h.closed.count(1), 0u) << c.says;
     h.Join(3, 3);  // the place is still free
     EXPECT_NE(h.LastAssign(3), nullptr) << c.says;
-  }
-}
-
-// Registers worker `number` of `host` with those collectives, in its place.
-void JoinFrom(GroupHarness& h, int number, const std::string& host,
-              const std::vector<std::string>& collectives) {
-  auto registration = GroupHarness::Registration(number);
-  registration.set_host(host);
-  for (const std::string& name : collectives) registration.add_collectives(name);
-  h.Connect(number);
-  h.Register(number, registration);
-}
-
-TEST(Group, RanksOfOneHostShareMemoryAndOthersUseGloo) {
-  struct Case {
-    std::string second_host;
-    std::vector<std::string> first, second;
-    std::string chosen;  // "" = the second is refused
-    bool several_hosts = false;
-  };
-  const std::vector<std::string> both = {"shm", "gloo"};
-  const std::vector<Case> cases = {
-      {"host", {}, {}, "shm", false},
-      {"host", both, both, "shm", false},
-      {"host", both, {"gloo"}, "gloo", false},
-      {"elsewhere", both, both, "gloo", true},
-      {"elsewhere", {"gloo"}, both, "gloo", true},
-      {"elsewhere", both, {"shm"}, "", true},
-      {"elsewhere", {"shm"}, both, "", true},
-      {"host", {"shm"}, {"gloo"}, "", false},
-  };
-  for (const Case& c : cases) {
-    GroupHarness h(2);
-    JoinFrom(h, 1, "host", c.first);
-    JoinFrom(h, 2, c.second_host, c.second);
-    if (c.chosen.empty()) {
-      EXPECT_EQ(h.closed[2].code(), absl::StatusCode::kFailedPrecondition);
-      EXPECT_THAT(std::string(h.closed[2].message()),
-                  AllOf(HasSubstr("none in common"), HasSubstr("--collective=auto")));
-      continue;
-    }
-    h.Loaded(1);
-    h.Loaded(2);
-    ASSERT_EQ(h.Count(2, Message::kJoinCommunicator), 1);
-    EXPECT_EQ(h.sent[2].back().join_communicator().collective(), c.chosen);
-    EXPECT_EQ(h.sent[2].back().join_communicator().several_hosts(), c.several_hosts);
-  }
-}
-
-TEST(Group, WhatRanksTellGoesToAllOnceAllHaveTold) {
-  GroupHarness h(3);
-  for (int i = 1; i <= 3; ++i) h.Join(i, i);
-  for (int i = 1; i <= 3; ++i) h.Loaded(i);
-  h.Rendezvous(3, "third");
-  h.Rendezvous(1, "first");
-  EXPECT_EQ(h.Count(1, Message::kRendezvousOfAll), 0);
-  h.Rendezvous(2, "of an older epoch", /*epoch=*/7);
-  EXPECT_EQ(h.Count(1, Message::kRendezvousOfAll), 0);
-  h.Rendezvous(2, "second");
-  for (int i = 1; i <= 3; ++i) {
-    ASSERT_EQ(h.Count(i, Message::kRendezvousOfAll), 1);
-    const internal::RendezvousOfAll& all = h.sent[i].back().rendezvous_of_all();
-    EXPECT_EQ(all.epoch(), 1u);
-    EXPECT_THAT(all.data(), ElementsAre("first", "second", "third"));
-  }
-  // A rank that goes before all have joined: the next epoch begins with nothing told.
-  h.group.Disconnected(2, h.now);
-  h.Quiesced(1);
-  h.Quiesced(3);
-  h.Join(4, 4);
-  h.Pass(absl::Seconds(1), {1, 3, 4});
-  for (int i : {1, 3, 4}) h.Loaded(i);
-  h.Rendezvous(4, "new");
-  EXPECT_EQ(h.Count(4, Message::kRendezvousOfAll), 0);
-  h.Rendezvous(1, "first again");
-  h.Rendezvous(3, "third again");
-  ASSERT_EQ(h.Count(4, Message::kRendezvousOfAll), 1);
-  EXPECT_THAT(h.sent[4].back().rendezvous_of_all().data(),
-              ElementsAre("first again", "new", "third again"));
-}
-
-TEST(Group, ARankThatTellsTwiceNothingOrTooMuchIsLetGo) {
-  for (const std::string& second :
-       {std::string("twice"), std::string(), std::string(70'000, 'x')}) {
-    GroupHarness h(2);
-    for (int i = 1; i <= 2; ++i) h.Join(i, i);
-    for (int i = 1; i <= 2; ++i) h.Loaded(i);
-    if (second == "twice") h.Rendezvous(2, "once");
-    h.Rendezvous(2, second);
-    EXPECT_EQ(h.closed[2].code(), absl::StatusCode::kFailedPrecondition) << second.size();
   }
 }
 

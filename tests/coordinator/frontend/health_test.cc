@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 
 #include "coordinator/frontend/readiness.h"
+#include "proto/admin.grpc.pb.h"
 #include "proto/health.grpc.pb.h"
 #include "tests/coordinator/frontend/frontend_fixture.h"
 

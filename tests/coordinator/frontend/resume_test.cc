@@ -155,6 +155,7 @@ TEST_F(ResumeTest, ADeltaIsSentOnceWhereverTheStreamBreaks) {
     EXPECT_EQ(live.request.resumed,
               std::vector<int32_t>(resume.output_ids().begin(), resume.output_ids().end()));
     EXPECT_EQ(live.request.seed, started.seed());
+    EXPECT_EQ(live.request.replayed != nullptr, k > 0) << "the engine's thread need not";
     Play(*live.sink, answer, k);
     Received rest;
     v1::GenerateResponse response;

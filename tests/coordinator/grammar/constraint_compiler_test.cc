@@ -324,5 +324,27 @@ TEST(VocabularyBytes, ComeBackFromTheirBytes) {
   EXPECT_FALSE(VocabularyBytes::Parse("abc").ok());
 }
 
+TEST(ConstraintCompiler, AGrammarIsMeasuredWhileItIsFollowed) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += static_cast<char>('a' + i * i % 23);
+  const Constraint constraint = {.kind = Kind::kRegex, .text = text, .options = {}};
+  const uint64_t before = Compile(Bytes(), constraint)->MemoryBytes();
+  EXPECT_GT(before, 0u);
+  const ConstraintCompiler bounded(Bytes().vocabulary, {.one = before + 1});
+  const auto compiled = bounded.Compile(constraint);
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  const CompiledGrammar& grammar = **compiled;
+  EXPECT_EQ(grammar.MemoryBytes(), before);
+  EXPECT_FALSE(grammar.TooLarge());
+  const auto matcher = grammar.NewMatcher(/*end_tokens=*/true);
+  std::string mask;
+  for (const char letter : text) {
+    ASSERT_TRUE(matcher->AcceptToken(letter));
+    matcher->FillMask(&mask);
+  }
+  EXPECT_GT(grammar.MemoryBytes(), before + 1) << "masks are made when they are needed";
+  EXPECT_TRUE(grammar.TooLarge());
+}
+
 }  // namespace
 }  // namespace bitshard

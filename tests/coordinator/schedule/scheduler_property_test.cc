@@ -17,6 +17,7 @@
 #include "coordinator/schedule/scheduler.h"
 #include "coordinator/schedule/step_planner.h"
 #include "tests/support/fake_worker.h"
+#include "tests/support/seed_count.h"
 
 namespace bitshard {
 namespace {
@@ -33,6 +34,8 @@ class Walk {
     limits_.token_budget = 1 + Below(40);
     if (Below(3) == 0) limits_.max_chunk = 1 + Below(9);
     limits_.prefix_cache = Below(4) > 0;
+    if (Below(3) == 0) limits_.max_entering_bytes = 100 + Below(1500);
+    several_ = Below(2) == 0;
     const uint32_t prefixes = Below(4);
     for (uint32_t i = 0; i < prefixes; ++i) {
       // They share beginnings, too.
@@ -50,6 +53,7 @@ class Walk {
   // What the walks must have met, or they show little.
   struct Met {
     uint64_t preemptions = 0, stale_outputs = 0, requests = 0, rows_of_chunks = 0;
+    uint64_t held_back = 0;  // steps that had room, but no bytes left, for who waits
     uint64_t hits = 0, own_hits = 0, evictions = 0, quarantines = 0, sharers_preempted = 0;
   };
 
@@ -81,6 +85,7 @@ class Walk {
     met.stale_outputs += scheduler_.stale_outputs();
     met.requests += static_cast<uint64_t>(requests);
     met.rows_of_chunks += rows_of_chunks_;
+    met.held_back += held_back_;
     met.hits += scheduler_.prefix_hits();
     met.own_hits += own_hits_;
     met.evictions += scheduler_.prefix_evictions();
@@ -108,6 +113,7 @@ class Walk {
   void Add(SequenceId id) {
     SequenceSpec spec;
     spec.id = id;
+    if (several_) spec.first_choice = id - id % 3;  // three are a request
     spec.priority = static_cast<int32_t>(Below(3)) - 1;
     spec.tenant = std::string(1, static_cast<char>('a' + Below(3)));
     spec.batch = Below(5) == 0;
@@ -188,6 +194,14 @@ class Walk {
       return;
     }
     const auto plan = WriteStepPlan(schedule, {.term = 1, .epoch = epoch_, .step = ++step_});
+    size_t entering_bytes = 0;
+    for (const internal::NewSequence& entering : plan->new_sequences())
+      entering_bytes += entering.ByteSizeLong();
+    ASSERT_LE(entering_bytes, schedule.entering_bytes);
+    ASSERT_TRUE(plan->new_sequences_size() <= 1 || entering_bytes <= limits_.max_entering_bytes);
+    held_back_ += scheduler_.waiting() > 0 && schedule.tokens < limits_.token_budget &&
+                  schedule.entering_bytes > 0 && schedule.preempted == 0 && !schedule.no_room &&
+                  !schedule.limited;
     // The worker runs plans in order and on its own; the coordinator sees the result later.
     absl::StatusOr<std::unique_ptr<internal::StepResult>> result = worker_.Run(*plan);
     ASSERT_TRUE(result.ok()) << result.status() << "\n" << plan->ShortDebugString();
@@ -251,18 +265,14 @@ class Walk {
   std::map<SequenceId, SequenceSpec> live_;
   std::deque<std::unique_ptr<internal::StepResult>> out_;
   int ended_ = 0;
-  uint64_t rows_of_chunks_ = 0, own_hits_ = 0, quarantines_ = 0, sharers_preempted_ = 0;
+  uint64_t rows_of_chunks_ = 0, held_back_ = 0, own_hits_ = 0, quarantines_ = 0,
+           sharers_preempted_ = 0;
   std::vector<std::vector<uint32_t>> prefixes_;
-  bool quarantine_ = false;
+  bool quarantine_ = false, several_ = false;
   std::set<std::pair<std::string, std::vector<uint32_t>>> computed_;  // in this epoch
 };
 
-// A sanitizer makes it 40 times slower; there is one thread, so fewer seeds show as much.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint32_t kSeeds = 50;
-#else
-constexpr uint32_t kSeeds = 500;
-#endif
+constexpr uint32_t kSeeds = SeedCount(500);
 
 TEST(SchedulerProperty, EachRequestGetsTheTokensItWouldGetAlone) {
   Walk::Met met;
@@ -275,6 +285,7 @@ TEST(SchedulerProperty, EachRequestGetsTheTokensItWouldGetAlone) {
   EXPECT_GT(met.preemptions, 2 * kSeeds);
   EXPECT_GT(met.stale_outputs, 2 * kSeeds);
   EXPECT_GT(met.rows_of_chunks, 20 * kSeeds);
+  EXPECT_GT(met.held_back, kSeeds / 5);
   EXPECT_GT(met.hits, 20 * kSeeds);
   EXPECT_GT(met.own_hits, 10 * kSeeds);
   EXPECT_GT(met.evictions, 20 * kSeeds);

@@ -91,6 +91,21 @@ TEST(Scheduler, MaxChunkLimitsOneSequenceButNotTheStep) {
   EXPECT_EQ(RunStep(scheduler), (Rows{{2, 1}, {1, 3}}));  // what lacks one token goes first
 }
 
+TEST(Scheduler, OnlyAsMuchEntersInAStepAsAMessageHolds) {
+  Scheduler scheduler;
+  SchedulerLimits limits = Limits(/*blocks=*/40, /*slots=*/8, /*budget=*/100);
+  limits.max_entering_bytes = 2 * EnteringBytes(Sequence(Spec(1, 8, 2)), limits.block_tokens);
+  scheduler.StartEpoch(limits);
+  for (SequenceId id = 1; id <= 5; ++id) scheduler.Add(Spec(id, 8, 2));
+  EXPECT_EQ(RunStep(scheduler), (Rows{{1, 8}, {2, 8}}));
+  EXPECT_EQ(RunStep(scheduler), (Rows{{1, 1}, {2, 1}, {3, 8}, {4, 8}}));
+  const Sequence large(Spec(6, 30, 1));
+  ASSERT_GT(EnteringBytes(large, limits.block_tokens), limits.max_entering_bytes);
+  scheduler.Add(Spec(6, 30, 1));
+  EXPECT_EQ(RunStep(scheduler), (Rows{{3, 1}, {4, 1}, {5, 8}}));
+  EXPECT_EQ(RunStep(scheduler), (Rows{{5, 1}, {6, 30}})) << "alone it may be larger";
+}
+
 TEST(Scheduler, BudgetGoesToDecodesThenChunksThenWaiting) {
   Scheduler scheduler;
   scheduler.StartEpoch(Limits(40, 4, 8));

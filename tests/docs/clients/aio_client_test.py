@@ -96,6 +96,29 @@ class AioClientTest(Cases, unittest.TestCase):
 
         asyncio.run(call())
 
+    def test_a_closed_client_says_so(self):
+        endless = bitshard.pb.GenerateRequest(text="x", max_tokens=1900, stop=bitshard.pb.Stopping(ignore_eos=True))
+
+        async def read(stream):
+            return [message async for message in stream]
+
+        async def call():
+            client = bitshard.AsyncClient(f"127.0.0.1:{self.port}")
+            begun, idle, late = (client.generate(endless) for _ in range(3))
+            await begun.__anext__()
+            reader = asyncio.ensure_future(read(begun))
+            whole = asyncio.ensure_future(client.complete(bitshard.pb.CompleteRequest(
+                text="x", max_tokens=1900, stop=bitshard.pb.Stopping(ignore_eos=True))))
+            await asyncio.sleep(0.02)
+            await client.close()
+            for ended in (reader, whole, idle.__anext__(), client.list_models(), read(late)):
+                with self.assertRaises(bitshard.Cancelled) as raised:
+                    await ended
+                self.assertIn("closed", raised.exception.message)
+
+        asyncio.run(call())
+        self.service.await_idle(timeout=10)
+
     def test_many_answers_at_once(self):
         async def one(client, seed):
             request = bitshard.pb.GenerateRequest(text=f"Answer {seed}:", max_tokens=16,

@@ -96,9 +96,12 @@ TEST(Answer, GoesOnAfterWhatPassesOnly) {
   EXPECT_TRUE(Answer(without_id, 5).Broke(Failed(grpc::StatusCode::ALREADY_EXISTS)).has_value());
   CallStatus slow = Failed(grpc::StatusCode::RESOURCE_EXHAUSTED);
   slow.reason = "SLOW_READER";
-  EXPECT_TRUE(Answer(Request(), 5).Broke(slow).has_value());
+  Answer read(Request(), 5);
+  read.Accepted();
+  EXPECT_TRUE(read.Broke(slow).has_value());
   // What has begun waits out an overload, for as long as the service says.
   Answer begun(Request(), 5);
+  begun.Accepted();
   ASSERT_TRUE(begun.Broke(Failed(grpc::StatusCode::UNAVAILABLE)).has_value());
   CallStatus full = Failed(grpc::StatusCode::RESOURCE_EXHAUSTED);
   full.retry_after = std::chrono::milliseconds(1500);
@@ -188,12 +191,33 @@ TEST(Answer, BreaksAreCountedFromTheLastToken) {
   EXPECT_FALSE(answer.Broke(broken).has_value());
 }
 
-TEST(Answer, WhatNeverBeganIsTriedSoOften) {
+TEST(Answer, WhatTheServiceNeverTookIsLeftToGrpc) {
+  Answer never(Request(), 5);
+  never.Request();
+  EXPECT_FALSE(never.Broke(Failed(grpc::StatusCode::UNAVAILABLE)).has_value());
   Answer answer(Request(), 2);
   for (int i = 0; i < 3; ++i) {
     answer.Request();
+    answer.Accepted();  // and broke before its first message
     EXPECT_EQ(answer.Broke(Failed(grpc::StatusCode::UNAVAILABLE)).has_value(), i < 2);
   }
+}
+
+TEST(Answer, TheEndTellsWhatCameAndWhatBrokeIt) {
+  Answer answer(Request(), 2);
+  std::vector<v1::GenerateResponse> given;
+  ASSERT_TRUE(answer.Take(Tokens(0, {7, 8}), &given).ok());
+  CallStatus broken = Failed(grpc::StatusCode::UNAVAILABLE);
+  broken.message = "gone";
+  ASSERT_TRUE(answer.Broke(broken).has_value());
+  CallStatus late = Failed(grpc::StatusCode::DEADLINE_EXCEEDED);
+  late.message = "late";
+  answer.Tell(std::chrono::milliseconds(320), &late);
+  EXPECT_EQ(late.message,
+            "late (after 0.3 s, 2 tokens, 1 resumes; last broken by UNAVAILABLE: gone)");
+  CallStatus cancelled = Failed(grpc::StatusCode::CANCELLED);
+  answer.Tell(std::chrono::milliseconds(320), &cancelled);
+  EXPECT_EQ(cancelled.message, "");
 }
 
 // A service with an answer of groups: deltas, and then the message that covers their tokens.
@@ -216,6 +240,7 @@ TEST(Answer, PiecesComeOnceWhereverStreamsBreak) {
     std::vector<v1::GenerateResponse> given;
     while (!answer.complete()) {
       const v1::GenerateRequest request = answer.Request();
+      answer.Accepted();
       std::vector<v1::GenerateResponse> stream;
       for (int token = request.resume().output_ids_size(); token < tokens;) {
         const int group =

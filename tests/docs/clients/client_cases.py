@@ -11,6 +11,7 @@ import dataclasses
 import os
 import random
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -177,9 +178,10 @@ class Cases:
 
     def test_tries_are_bounded(self):
         what = request(3, max_tokens=1000)
-        with ChaosProxy(self.port, [0]) as proxy:  # it never begins
+        with ChaosProxy(self.port, [0]) as proxy:  # it never begins: by gRPC
             outcome = self.caller.generate(address(proxy.port), what, timeout=PATIENCE_S, max_resumes=2)
-        self.assertEqual((outcome.code, outcome.resumes), ("UNAVAILABLE", 2), outcome.message)
+        self.assertEqual((outcome.code, outcome.resumes), ("UNAVAILABLE", 0), outcome.message)
+        self.assertRegex(outcome.message, r" \(after \d+\.\d s, 0 tokens, 0 resumes\)$")
         with ChaosProxy(self.port, [1500, 0]) as proxy:  # it has begun: by the deadline alone
             start = time.monotonic()
             outcome = self.caller.generate(address(proxy.port), what, timeout=4, max_resumes=1, max_attempts=1)
@@ -194,6 +196,36 @@ class Cases:
             outcome = self.caller.generate(address(proxy.port), what, timeout=PATIENCE_S, max_resumes=1, max_attempts=1)
         self._assert_whole(outcome, self._reference(what))
         self.assertGreater(outcome.resumes, 1)
+
+    def test_a_service_that_starts_is_waited_for_if_wanted(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        what = request(15)
+        for wait, code in ((False, "UNAVAILABLE"), (True, "DEADLINE_EXCEEDED")):
+            start = time.monotonic()
+            streamed = self.caller.generate(address(port), what, timeout=8, wait_for_ready=wait)
+            taken = time.monotonic() - start
+            whole = self.caller.complete(address(port), complete_request(what), timeout=4, wait_for_ready=wait)
+            print(f"wait_for_ready={wait}: {taken:.1f} s, {streamed.message}")
+            self.assertEqual((streamed.code, whole.code), (code,) * 2, streamed.message)
+            self.assertEqual((streamed.resumes, taken >= 7.9), (0, wait))
+
+    def test_a_call_without_time_says_so(self):
+        streamed = self.caller.generate(address(self.port), request(16), timeout=0)
+        whole = self.caller.complete(address(self.port), complete_request(request(16)), timeout=0)
+        self.assertEqual((streamed.code, whole.code), ("DEADLINE_EXCEEDED",) * 2)
+        for message in (streamed.message, whole.message):
+            self.assertTrue(message.startswith("the timeout is 0 or less"), message)
+
+    def test_a_whole_answer_has_a_request_id(self):
+        what = complete_request(request(17))
+        self.assertFalse(what.HasField("request_id"))
+        outcome = self.caller.complete(address(self.port), what, timeout=PATIENCE_S)
+        self.assertRegex(outcome.response.started.request_id, "^req-[0-9a-f]{16}$")
+        what.max_tokens = 0
+        self.assertRegex(self.caller.complete(address(self.port), what).request_id, "^req-[0-9a-f]{16}$")
+        self.assertFalse(what.HasField("request_id"))
 
     def test_no_resumes_are_made_when_none_are_wanted(self):
         what = request(4, max_tokens=1000)

@@ -15,9 +15,10 @@
 
 ABSL_FLAG(std::string, target, "", "host:port");
 ABSL_FLAG(bool, complete, false, "Complete in place of Generate");
-ABSL_FLAG(double, timeout, 0, "seconds; 0 = the client's default");
+ABSL_FLAG(double, timeout, -1, "seconds; -1 = the client's default");
 ABSL_FLAG(double, default_timeout, 300, "seconds");
 ABSL_FLAG(int, max_attempts, 4, "as in ClientOptions");
+ABSL_FLAG(bool, wait_for_ready, false, "as in ClientOptions");
 ABSL_FLAG(int, max_resumes, 5, "as in ClientOptions");
 ABSL_FLAG(int, connections, 1, "as in ClientOptions");
 ABSL_FLAG(int, cancel_after, 0, "messages; 0 = never");
@@ -56,6 +57,7 @@ bitshard::client::ClientOptions Options() {
   bitshard::client::ClientOptions options;
   options.default_timeout = milliseconds(absl::GetFlag(FLAGS_default_timeout));
   options.max_attempts = absl::GetFlag(FLAGS_max_attempts);
+  options.wait_for_ready = absl::GetFlag(FLAGS_wait_for_ready);
   options.max_resumes = absl::GetFlag(FLAGS_max_resumes);
   options.connections = absl::GetFlag(FLAGS_connections);
   if (!absl::GetFlag(FLAGS_root_certificates).empty()) {
@@ -92,6 +94,7 @@ void Complete(bitshard::client::Client& client, const std::string& bytes,
   const CallStatus status = client.Complete(request, &response, call);
   if (status.ok()) Print("response", response.SerializeAsString());
   PrintStatus(status);
+  std::cout << "id " << status.request_id << "\n";
 }
 
 }  // namespace
@@ -101,7 +104,7 @@ int main(int argc, char** argv) {
   const std::string bytes(std::istreambuf_iterator<char>(std::cin), {});
   bitshard::client::Client client(absl::GetFlag(FLAGS_target), Options());
   bitshard::client::CallOptions call;
-  if (absl::GetFlag(FLAGS_timeout) > 0) {
+  if (absl::GetFlag(FLAGS_timeout) >= 0) {
     call.timeout =
         std::chrono::milliseconds(static_cast<int64_t>(absl::GetFlag(FLAGS_timeout) * 1e3));
   }

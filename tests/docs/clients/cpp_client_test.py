@@ -22,7 +22,7 @@ class ProbeCaller:
 
 def _run(target, request, timeout, options, on_message, flags):
     options.update(options.pop("tls", {}))
-    command = [PROBE, f"--target={target}", f"--timeout={timeout or 0}", *flags,
+    command = [PROBE, f"--target={target}", f"--timeout={-1 if timeout is None else timeout}", *flags,
                *(f"--{name}={value}" for name, value in options.items())]
     outcome = Outcome()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as probe:

@@ -55,14 +55,19 @@ class AnswerTest(unittest.TestCase):
                 one.take(wrong)
 
     def test_it_goes_on_after_what_passes_only(self):
-        def goes_on(error, **fields):
+        def goes_on(error, accepted=True, **fields):
+            one = answer.Answer(pb.GenerateRequest(**fields), 5)
+            if accepted:
+                one.accepted()
             try:
-                return answer.Answer(pb.GenerateRequest(**fields), 5).broke(error) >= 0
+                return one.broke(error) >= 0
             except bitshard.BitshardError as raised:
                 self.assertIs(raised, error)
                 return False
 
         self.assertTrue(goes_on(failed()))
+        self.assertFalse(goes_on(failed(), accepted=False))  # left to gRPC
+        self.assertTrue(goes_on(failed(bitshard.DuplicateRequest, CODE.ALREADY_EXISTS), accepted=False))
         self.assertTrue(goes_on(failed(bitshard.SlowReader, CODE.RESOURCE_EXHAUSTED)))
         self.assertTrue(goes_on(failed(bitshard.DuplicateRequest, CODE.ALREADY_EXISTS)))
         self.assertFalse(goes_on(failed(bitshard.DuplicateRequest, CODE.ALREADY_EXISTS), request_id="mine"))
@@ -71,6 +76,7 @@ class AnswerTest(unittest.TestCase):
             self.assertFalse(goes_on(failed(kind)), kind)
         self.assertFalse(goes_on(failed(bitshard.Overloaded, CODE.RESOURCE_EXHAUSTED, retry_after=1.5)))
         begun = answer.Answer(request(), 2)
+        begun.accepted()
         begun.broke(failed())
         self.assertEqual(begun.broke(failed(bitshard.Overloaded, CODE.RESOURCE_EXHAUSTED, retry_after=1.5)), 1.5)
         with self.assertRaises(bitshard.Unavailable):  # twice is all
@@ -123,6 +129,18 @@ class AnswerTest(unittest.TestCase):
         with self.assertRaises(bitshard.Unavailable):
             one.broke(failed())
 
+    def test_the_end_tells_what_came_and_what_broke_it(self):
+        one = answer.Answer(request(), 2)
+        one.take(tokens(0, [7, 8]))
+        one.broke(failed())
+        late = failed(bitshard.DeadlineExceeded, CODE.DEADLINE_EXCEEDED)
+        one.tell(late, 0.32)
+        self.assertEqual(late.message,
+                         "it broke (after 0.3 s, 2 tokens, 1 resumes; last broken by UNAVAILABLE: it broke)")
+        cancelled = failed(bitshard.Cancelled, CODE.CANCELLED)
+        one.tell(cancelled, 0.32)
+        self.assertEqual(cancelled.message, "it broke")
+
     def test_an_end_that_is_none_is_a_fault(self):
         one = answer.Answer(request(), 5)
         one.take(tokens(0, [7]))
@@ -136,6 +154,7 @@ class AnswerTest(unittest.TestCase):
             one, given = answer.Answer(request(), 100), []
             while not one.complete:
                 stream = self._stream(rng, deltas, len(one.request().resume.output_ids))
+                one.accepted()
                 for message in stream[:rng.randrange(len(stream) + 3)]:
                     given += one.take(message)
                 if not one.complete:

@@ -1,12 +1,14 @@
 """The Python client for threads (docs/clients/python), through the cases that every client must pass."""
 
+import subprocess
+import sys
 import unittest
 
 import case_report
 import client_stubs  # noqa: F401  makes bitshard_client importable
 import bitshard_client as bitshard
 from client_cases import Cases, Outcome
-from live_service import Service, golden_model
+from live_service import ROOT, Service, golden_model
 
 
 def client_options(tls=None, **options):
@@ -19,6 +21,7 @@ def client_options(tls=None, **options):
 def failed(outcome, error):
     outcome.code, outcome.message, outcome.reason = error.code.name, error.message, error.reason
     outcome.retry_after, outcome.quota = error.retry_after, list(error.quota)
+    outcome.request_id = error.request_id
     outcome.fields = [(v.field, v.description) for v in error.fields]
     return outcome
 
@@ -105,8 +108,30 @@ class PythonClientTest(Cases, unittest.TestCase):
                     client.complete(bitshard.pb.CompleteRequest(text="x", max_tokens=1), timeout=30)
                 self.assertEqual(sum(received(other)) - before, 4)
 
+    def test_a_closed_client_says_so(self):
+        client = bitshard.Client(f"127.0.0.1:{self.port}")
+        endless = bitshard.pb.GenerateRequest(text="x", max_tokens=1900, stop=bitshard.pb.Stopping(ignore_eos=True))
+        begun, idle = client.generate(endless), client.generate(endless)
+        next(begun)
+        client.close()
+        for call in (lambda: list(begun), lambda: next(idle), client.list_models,
+                     lambda: next(client.generate(endless))):
+            with self.assertRaises(bitshard.Cancelled) as raised:
+                call()
+            self.assertIn("closed", raised.exception.message)
+        self.service.await_idle(timeout=10)
+
+    def test_stubs_that_are_missing_are_named(self):
+        code = ("import sys; sys.path.insert(0, sys.argv[1])\n"
+                "try:\n  import bitshard_client\n"
+                "except ImportError as error:\n  print(error)")
+        result = subprocess.run([sys.executable, "-c", code, str(ROOT / "docs/clients/python")], text=True,
+                                capture_output=True, timeout=60, check=True)
+        self.assertIn("python -m grpc_tools.protoc -Ibitshard_client=proto", result.stdout)
+
     def test_bad_options_are_refused(self):
-        for options in ({"default_timeout": 0}, {"max_attempts": 6}, {"connections": 0}, {"max_resumes": -1}):
+        for options in ({"default_timeout": 0}, {"max_attempts": 6}, {"connections": 0}, {"max_resumes": -1},
+                        {"keepalive_time": -1}, {"keepalive_timeout": 0}, {"retry_tokens": 0}, {"retry_token_ratio": 0}):
             with self.assertRaises(ValueError, msg=str(options)):
                 bitshard.ClientOptions(**options)
 

@@ -53,6 +53,22 @@ class ReadmeTest(unittest.TestCase):
             self.assertEqual(wrong.returncode, 2, wrong.stderr)
             self.assertIn("max_tokens: must be at least 1", wrong.stderr)
 
+    def test_snippets(self):
+        shutil.copytree(self.repository / "docs/clients/python", pathlib.Path(self.home) / "app")
+        self._run('python -m grpc_tools.protoc -Ibitshard_client=proto --python_out="$HOME/app" --grpc_python_out="$HOME/app" '
+                  "proto/inference.proto").check_returncode()
+        blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+        self.assertEqual(len(blocks), 4)
+        with Service(golden_model("tiny-llama-q"), workers=1) as service:
+            code = "\n".join(blocks).replace("bitshard.example:50051", f"127.0.0.1:{service.ports['port']}")
+            # This model may write blanks until max_tokens.
+            code += "\nprint([whole.choices[0].text])"
+            (pathlib.Path(self.home) / "app/snippets.py").write_text(code)
+            result = self._run("cd ~/app && python snippets.py")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        print(result.stdout)
+        self.assertRegex(result.stdout.splitlines()[-1], r"^\['(\\n| )*\{")
+
     def tearDown(self):
         shutil.rmtree(self.home, ignore_errors=True)
 

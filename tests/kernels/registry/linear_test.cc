@@ -223,42 +223,6 @@ TEST(Linear, IntegerModesAreNearTheExactSum) {
   }
 }
 
-// Columns [begin, end) as a rank has them that starts there.
-RawMatrix CutColumns(const RawMatrix& whole, uint64_t begin, uint64_t end) {
-  RawMatrix part = whole;
-  PackedSpec& spec = part.spec;
-  const uint64_t period = IsSuper(spec.scale) ? kSuperBlockCols : spec.group_size;
-  const uint64_t at = spec.first_group_offset + begin;
-  const uint64_t super = at / period, group = super * (period / spec.group_size);
-  spec.cols = end - begin;
-  spec.first_group_offset = static_cast<int>(at % period);
-  spec.first_block += group;
-  const auto cut = [](auto& of, uint64_t rows, uint64_t from_cols, uint64_t first, uint64_t cols) {
-    if (of.empty()) return;
-    const auto source = of;
-    of.clear();
-    for (uint64_t row = 0; row < rows; ++row) {
-      const auto from = source.begin() + row * from_cols + first;
-      of.insert(of.end(), from, from + cols);
-    }
-  };
-  const PackedSpec& from = whole.spec;
-  cut(part.codes, from.rows, from.cols, begin, spec.cols);
-  const uint64_t bytes = RawScaleBytes(spec.scale), groups = spec.groups();
-  cut(part.scales, spec.block_rows == 1 ? spec.rows : spec.row_blocks(), from.groups() * bytes,
-      group * bytes, groups * bytes);
-  cut(part.mins, spec.rows, from.groups(), group, groups);
-  cut(part.zeros, spec.rows, from.groups(), group, groups);
-  cut(part.sub_mins, spec.rows, from.groups(), group, groups);
-  cut(part.super_scales, spec.rows, from.super_blocks(), super, spec.super_blocks());
-  cut(part.super_mins, spec.rows, from.super_blocks(), super, spec.super_blocks());
-  if (!part.second.empty()) {
-    part.second.erase(part.second.begin(), part.second.begin() + spec.first_block / kNestedBlock -
-                                               from.first_block / kNestedBlock);
-  }
-  return part;
-}
-
 // Three ranks, each with another instruction set, and every kind of scale.
 TEST(Linear, SegmentsAddUpOverAnyCut) {
   ThreadPool pool(1);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -189,6 +190,74 @@ TEST(LoadWeights, MoreThanTheBudgetIsResourceExhausted) {
   ThreadPool pool(1);
   const absl::Status status = LoadWeights(plan, pool, nullptr, /*max_arena_bytes=*/1000).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+}
+
+// Keeps the values of what it is given.
+class KeepingSink final : public WeightSink {
+ public:
+  absl::StatusOr<uint64_t> Take(uint32_t weight, const PackedMatrix& matrix) override {
+    if (refuses) return absl::ResourceExhaustedError("full");
+    std::vector<std::vector<float>>& rows = taken[weight];
+    EXPECT_TRUE(rows.empty()) << "weight " << weight << " comes twice";
+    for (int64_t row = 0; row < matrix.rows(); ++row) {
+      rows.emplace_back(static_cast<size_t>(matrix.cols()));
+      matrix.RowToF32(row, rows.back().data());
+    }
+    return kBytes;
+  }
+  absl::StatusOr<std::shared_ptr<const DeviceWeights>> Finish(
+      const std::vector<std::vector<float>>& all) override {
+    vectors = all;
+    return std::shared_ptr<const DeviceWeights>();
+  }
+
+  static constexpr uint64_t kBytes = 1000;
+  bool refuses = false;
+  std::map<uint32_t, std::vector<std::vector<float>>> taken;
+  std::vector<std::vector<float>> vectors;
+};
+
+TEST(LoadWeights, ASinkGetsEveryMatrixAndTheHostKeepsNone) {
+  TinyModelOptions options;
+  options.format = "q4_1";
+  const RankPlan plan = CutTinyModel(MakeTinyModel(options), 2)[0];
+  const auto kept = Load(plan);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  ThreadPool pool(2);
+  KeepingSink sink;
+  const auto moved = LoadWeights(plan, pool, nullptr, UINT64_MAX, &sink);
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  EXPECT_EQ((*moved)->arena, nullptr);
+  EXPECT_EQ(sink.vectors, (*kept)->vectors);
+  EXPECT_EQ((*moved)->read_bytes, (*kept)->read_bytes);
+  EXPECT_EQ((*moved)->padding_bytes, (*kept)->padding_bytes);
+  EXPECT_EQ((*moved)->vector_bytes, (*kept)->vector_bytes);
+  EXPECT_EQ((*moved)->arena_bytes, sink.taken.size() * sink.kBytes + (*kept)->vector_bytes);
+  ASSERT_EQ((*moved)->matrix_count(), (*kept)->matrix_count());
+  for (size_t weight = 0; weight < (*kept)->matrix_count(); ++weight) {
+    const PackedMatrix& matrix = (*kept)->matrices[weight];
+    EXPECT_EQ((*moved)->matrices[weight].rows(), 0);
+    EXPECT_EQ((*moved)->SpecOf(weight).Describe(), (*kept)->SpecOf(weight).Describe());
+    EXPECT_EQ((*moved)->SpecOf(weight).rows, (*kept)->SpecOf(weight).rows);
+    EXPECT_EQ((*moved)->BytesOf(weight), matrix.rows() == 0 ? 0 : sink.kBytes);
+    const auto& rows = sink.taken[static_cast<uint32_t>(weight)];
+    ASSERT_EQ(static_cast<int64_t>(rows.size()), matrix.rows()) << weight;
+    for (int64_t row = 0; row < matrix.rows(); ++row) {
+      std::vector<float> values(static_cast<size_t>(matrix.cols()));
+      matrix.RowToF32(row, values.data());
+      EXPECT_EQ(rows[static_cast<size_t>(row)], values) << weight << " row " << row;
+    }
+  }
+}
+
+TEST(LoadWeights, WhatASinkRefusesEndsTheLoad) {
+  const RankPlan plan = CutTinyModel(MakeTinyModel(), 1)[0];
+  ThreadPool pool(1);
+  KeepingSink sink;
+  sink.refuses = true;
+  const absl::Status status = LoadWeights(plan, pool, nullptr, UINT64_MAX, &sink).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "full");
 }
 
 // Every way in which a plan can contradict itself.

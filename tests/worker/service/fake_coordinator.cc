@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
+#include "proto/fleet_token.h"
 
 namespace bitshard {
 namespace {
@@ -30,6 +31,11 @@ FakeCoordinator::~FakeCoordinator() {
   server_->Wait();
 }
 
+void FakeCoordinator::Want(const std::string& token) {
+  absl::MutexLock lock(&mu_);
+  wanted_token_ = token;
+}
+
 std::string FakeCoordinator::address() const { return absl::StrCat("127.0.0.1:", port_); }
 
 std::shared_ptr<FakeCoordinator::Stream> FakeCoordinator::Accept() {
@@ -50,8 +56,13 @@ grpc::Status FakeCoordinator::Connect(
   auto stream = std::make_shared<Stream>();
   stream->context_ = context;
   stream->rpc_ = rpc;
+  const auto token = context->client_metadata().find(kFleetTokenMetadata);
+  if (token != context->client_metadata().end())
+    stream->token_.assign(token->second.data(), token->second.size());
   {
     absl::MutexLock lock(&mu_);
+    if (wanted_token_.value_or(stream->token_) != stream->token_)
+      return {grpc::StatusCode::PERMISSION_DENIED, "wrong token"};
     accepted_.push_back(stream);
   }
   internal::WorkerMessage message;

@@ -37,12 +37,15 @@ class FakeCoordinator final : public internal::Fleet::Service {
     bool WaitForEnd();
     // Ends the stream from the coordinator's side.
     void Close();
+    // What the call's metadata brought.
+    const std::string& token() const { return token_; }
 
    private:
     friend class FakeCoordinator;
     std::optional<internal::WorkerMessage> Take(
         const std::function<bool(const internal::WorkerMessage&)>& wanted);
 
+    std::string token_;
     absl::Mutex mu_;
     std::deque<internal::WorkerMessage> received_;
     bool ended_ = false;
@@ -59,6 +62,8 @@ class FakeCoordinator final : public internal::Fleet::Service {
   int port() const { return port_; }
   // The next stream that a worker has opened; null (and a test failure) when none comes.
   std::shared_ptr<Stream> Accept();
+  // Turns calls with another token away from now on.
+  void Want(const std::string& token);
 
  private:
   grpc::Status Connect(grpc::ServerContext* context,
@@ -69,6 +74,7 @@ class FakeCoordinator final : public internal::Fleet::Service {
   std::unique_ptr<grpc::Server> server_;
   absl::Mutex mu_;
   std::deque<std::shared_ptr<Stream>> accepted_;
+  std::optional<std::string> wanted_token_;
 };
 
 }  // namespace bitshard

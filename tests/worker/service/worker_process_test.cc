@@ -177,6 +177,7 @@ TEST_F(WorkerProcessTest, TwoProcessesServeLoseOneAndGoOnWithAReplacement) {
     ASSERT_NE(stream, nullptr);
     const internal::Register registration = stream->Next().registration();
     EXPECT_EQ(registration.token(), "secret");
+    EXPECT_EQ(stream->token(), "secret");
     EXPECT_EQ(registration.build(), kBuildVersion);
     EXPECT_EQ(registration.device(), "cpu");
     EXPECT_EQ(registration.memory_bytes(), 256u << 20);

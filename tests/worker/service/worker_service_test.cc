@@ -340,6 +340,13 @@ TEST_F(WorkerServiceTest, ReleaseWithExitEndsRunAndWithoutItDialsAgain) {
   EXPECT_TRUE(run_status_.ok()) << run_status_;
 }
 
+TEST_F(WorkerServiceTest, AWrongTokenEndsRunBecauseDiallingAgainWouldNotHelp) {
+  coordinator_.Want("another");
+  Start();
+  Stop();
+  EXPECT_TRUE(run_status_.ok()) << run_status_;
+}
+
 TEST_F(WorkerServiceTest, GivesUpWhenTheCoordinatorStaysAway) {
   Start(/*silence_limit=*/absl::Milliseconds(20), /*coordinator_timeout=*/absl::Milliseconds(200));
   Stop();

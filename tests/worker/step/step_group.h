@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -76,6 +77,32 @@ inline std::vector<uint32_t> Prompt(uint32_t length, uint32_t seed) {
   return tokens;
 }
 
+// How a rank comes by its weights and what computes, and how ranks meet.
+struct RankMaker {
+  std::function<std::unique_ptr<StepRunner>(int rank, const internal::RankPlan& plan,
+                                            const StepRunner::Options& options)>
+      bind;
+  std::function<std::unique_ptr<Collective>(int rank, int world, const std::string& id)> join;
+};
+
+inline RankMaker CpuRanks() {
+  RankMaker maker;
+  maker.bind = [](int, const internal::RankPlan& plan, const StepRunner::Options& options) {
+    auto weights = LoadWeights(plan, *options.pool, nullptr);
+    CHECK_OK(weights.status());
+    auto runner = StepRunner::Bind(plan, *weights, options);
+    CHECK_OK(runner.status());
+    return *std::move(runner);
+  };
+  maker.join = [](int rank, int world, const std::string& id) {
+    if (world == 1) return MakeSoloCollective();
+    auto joined = JoinShmCollective(id, rank, world, absl::Seconds(20));
+    CHECK_OK(joined.status());
+    return *std::move(joined);
+  };
+  return maker;
+}
+
 // The ranks of a group as threads of the test.
 class Group {
  public:
@@ -83,12 +110,12 @@ class Group {
   using Logits = std::vector<std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>>;
 
   Group(const TinyModel& model, int world, const NumericsOptions& numerics, bool tap = false,
-        bool fuse = true)
-      : plans_(CutTinyModel(model, world)), logits_(static_cast<size_t>(world)) {
+        bool fuse = true, RankMaker maker = CpuRanks())
+      : maker_(std::move(maker)),
+        plans_(CutTinyModel(model, world)),
+        logits_(static_cast<size_t>(world)) {
     for (int rank = 0; rank < world; ++rank) {
       pools_.push_back(std::make_unique<ThreadPool>(1 + rank % 2));
-      auto weights = LoadWeights(plans_[static_cast<size_t>(rank)], *pools_.back(), nullptr);
-      CHECK_OK(weights.status());
       StepRunner::Options options;
       options.numerics = numerics;
       options.pool = pools_.back().get();
@@ -99,9 +126,7 @@ class Group {
           logits_[static_cast<size_t>(rank)][{slot, position}].assign(logits.begin(), logits.end());
         };
       }
-      auto runner = StepRunner::Bind(plans_[static_cast<size_t>(rank)], *weights, options);
-      CHECK_OK(runner.status());
-      runners_.push_back(*std::move(runner));
+      runners_.push_back(maker_.bind(rank, plans_[static_cast<size_t>(rank)], options));
     }
     StartEpoch(1);
   }
@@ -112,16 +137,8 @@ class Group {
     epoch_ = epoch;
     step_ = 0;
     OnAllRanks([&](int rank) {
-      std::unique_ptr<Collective> collective;
-      if (world() == 1) {
-        collective = MakeSoloCollective();
-      } else {
-        auto joined = JoinShmCollective(id, rank, world(), absl::Seconds(20));
-        CHECK_OK(joined.status());
-        collective = *std::move(joined);
-      }
-      CHECK_OK(runners_[static_cast<size_t>(rank)]->StartEpoch(1, epoch, std::move(collective),
-                                                               kBlocks));
+      CHECK_OK(runners_[static_cast<size_t>(rank)]->StartEpoch(
+          1, epoch, maker_.join(rank, world(), id), kBlocks));
     });
   }
 
@@ -175,11 +192,56 @@ class Group {
   void RewindStep() { --step_; }
 
  private:
+  const RankMaker maker_;
   std::vector<internal::RankPlan> plans_;
   std::vector<std::unique_ptr<ThreadPool>> pools_;
   std::vector<std::unique_ptr<StepRunner>> runners_;
   Logits logits_;
   uint64_t epoch_ = 0, step_ = 0;
 };
+
+// Two sequences, prefilled in chunks and decoded together; returns every result as bytes and every
+// logits row.
+inline std::string RunTwoSequences(Group& group, uint32_t chunk) {
+  std::string bytes;
+  const std::vector<std::vector<uint32_t>> prompts = {Prompt(23, 1), Prompt(9, 2)};
+  std::vector<uint32_t> known = {23, 9}, done = {0, 0}, outputs = {0, 0};
+  std::vector<bool> entered = {false, false};
+  while (outputs[0] < 6 || outputs[1] < 6) {
+    StepPlan plan = group.NextPlan();
+    for (uint32_t slot = 0; slot < 2; ++slot) {
+      if (outputs[slot] == 6) continue;
+      if (!entered[slot]) AddSequence(plan, slot, 1, prompts[slot]);
+      entered[slot] = true;
+      const uint32_t n = std::min(chunk, known[slot] - done[slot]);
+      const bool sample = done[slot] + n == known[slot];
+      AddRow(plan, slot, 1, done[slot], n, sample ? internal::ROW_SAMPLE : 0, outputs[slot]);
+      done[slot] += n;
+      if (sample) {
+        ++known[slot];
+        ++outputs[slot];
+      }
+    }
+    const auto result = group.Run(plan);
+    CHECK_OK(result.status());
+    for (const internal::StepOutput& output : result->outputs()) {
+      EXPECT_EQ(output.flags(), 0u);
+      EXPECT_LT(output.token(), 200u);
+      EXPECT_EQ(output.top_size(), 3);
+      absl::StrAppend(&bytes, output.slot(), ":", output.output_index(), ":",
+                      output.ShortDebugString(), "\n");
+    }
+  }
+  std::vector<std::string> lines;  // the order of the steps depends on the chunk
+  for (size_t begin = 0; begin < bytes.size();) {
+    const size_t end = bytes.find('\n', begin);
+    lines.push_back(bytes.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  std::sort(lines.begin(), lines.end());
+  std::string sorted;
+  for (const std::string& line : lines) absl::StrAppend(&sorted, line, "\n");
+  return sorted;
+}
 
 }  // namespace bitshard

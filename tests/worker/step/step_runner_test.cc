@@ -20,50 +20,6 @@
 namespace bitshard {
 namespace {
 
-// Two sequences, prefilled in chunks and decoded together; returns every result as bytes and every
-// logits row.
-std::string RunTwoSequences(Group& group, uint32_t chunk) {
-  std::string bytes;
-  const std::vector<std::vector<uint32_t>> prompts = {Prompt(23, 1), Prompt(9, 2)};
-  std::vector<uint32_t> known = {23, 9}, done = {0, 0}, outputs = {0, 0};
-  std::vector<bool> entered = {false, false};
-  while (outputs[0] < 6 || outputs[1] < 6) {
-    StepPlan plan = group.NextPlan();
-    for (uint32_t slot = 0; slot < 2; ++slot) {
-      if (outputs[slot] == 6) continue;
-      if (!entered[slot]) AddSequence(plan, slot, 1, prompts[slot]);
-      entered[slot] = true;
-      const uint32_t n = std::min(chunk, known[slot] - done[slot]);
-      const bool sample = done[slot] + n == known[slot];
-      AddRow(plan, slot, 1, done[slot], n, sample ? internal::ROW_SAMPLE : 0, outputs[slot]);
-      done[slot] += n;
-      if (sample) {
-        ++known[slot];
-        ++outputs[slot];
-      }
-    }
-    const auto result = group.Run(plan);
-    CHECK_OK(result.status());
-    for (const internal::StepOutput& output : result->outputs()) {
-      EXPECT_EQ(output.flags(), 0u);
-      EXPECT_LT(output.token(), 200u);
-      EXPECT_EQ(output.top_size(), 3);
-      absl::StrAppend(&bytes, output.slot(), ":", output.output_index(), ":",
-                      output.ShortDebugString(), "\n");
-    }
-  }
-  std::vector<std::string> lines;  // the order of the steps depends on the chunk
-  for (size_t begin = 0; begin < bytes.size();) {
-    const size_t end = bytes.find('\n', begin);
-    lines.push_back(bytes.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  std::sort(lines.begin(), lines.end());
-  std::string sorted;
-  for (const std::string& line : lines) absl::StrAppend(&sorted, line, "\n");
-  return sorted;
-}
-
 class SameBits
     : public testing::TestWithParam<std::tuple<std::string, NumericsOptions::Activations>> {};
 

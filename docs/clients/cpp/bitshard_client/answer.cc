@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iomanip>
 #include <random>
+#include <sstream>
 #include <utility>
 
 namespace bitshard::client {
@@ -20,12 +22,6 @@ std::mt19937_64& Generator() {
   return generator;
 }
 
-std::string DrawId() {
-  char id[32];
-  std::snprintf(id, sizeof(id), "req-%016llx", static_cast<unsigned long long>(Generator()()));
-  return id;
-}
-
 milliseconds Backoff(int tries) {
   const milliseconds longest =
       std::min(kLongestDelay, kFirstDelay * (int64_t{1} << std::min(tries, 10)));
@@ -33,7 +29,17 @@ milliseconds Backoff(int tries) {
       std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(Generator()));
 }
 
+std::string Text(const CallStatus& status) {
+  return std::string(CodeName(status.code)) + ": " + status.message;
+}
+
 }  // namespace
+
+std::string DrawId() {
+  char id[32];
+  std::snprintf(id, sizeof(id), "req-%016llx", static_cast<unsigned long long>(Generator()()));
+  return id;
+}
 
 Answer::Answer(const v1::GenerateRequest& request, int max_resumes)
     : request_(request),
@@ -94,7 +100,7 @@ v1::Resume Answer::ResumeState(uint32_t choice, int pending) const {
 }
 
 CallStatus Answer::Take(v1::GenerateResponse message, std::vector<v1::GenerateResponse>* given) {
-  began_ = came_ = true;
+  Accepted();
   if (message.has_started() && !started_) started_ = message.started();
   const bool covers = message.token_count() > 0 || message.has_finished();
   if (!covers && message.delta_case() == v1::GenerateResponse::DELTA_NOT_SET) {
@@ -151,20 +157,37 @@ std::optional<milliseconds> Answer::Broke(const CallStatus& status) {
   ++tries_;
   ++resumes_;
   broke_ = true;
+  cause_ = Text(status);
   due_.reset();
   for (auto& [index, choice] : choices_) choice.held.clear();
   return delay;
 }
 
+void Answer::Tell(milliseconds time, CallStatus* status) const {
+  if (status->code != grpc::StatusCode::UNAVAILABLE &&
+      status->code != grpc::StatusCode::DEADLINE_EXCEEDED)
+    return;
+  const bool told = cause_ == Text(*status);
+  size_t tokens = 0;
+  for (const auto& [index, choice] : choices_) tokens += choice.output_ids.size();
+  tokens -= static_cast<size_t>(request_.resume().output_ids_size());
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << " (after " << time.count() / 1000.0 << " s, "
+       << tokens << " tokens, " << resumes_ << " resumes";
+  if (!cause_.empty() && !told) text << "; last broken by " << cause_;
+  text << ")";
+  status->message += text.str();
+}
+
 bool Answer::MayGoOn(const CallStatus& status) const {
+  // Nobody else has an id that was drawn: it is an earlier try, which the next one supersedes.
+  if (status.code == grpc::StatusCode::ALREADY_EXISTS) return drawn_id_;
+  if (!began_) return false;  // that was for gRPC's own tries, and they are used up
   switch (status.code) {
     case grpc::StatusCode::UNAVAILABLE:
       return true;
-    case grpc::StatusCode::ALREADY_EXISTS:
-      // Nobody else has that id: it is an earlier try, which the next one supersedes.
-      return drawn_id_;
     case grpc::StatusCode::RESOURCE_EXHAUSTED:
-      // What has begun waits for its place; what has not is left to gRPC's retries.
+      // What goes on waits for its place.
       return status.reason == "SLOW_READER" || (broke_ && status.retry_after.has_value());
     default:
       return false;

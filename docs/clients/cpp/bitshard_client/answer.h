@@ -19,6 +19,8 @@
 
 namespace bitshard::client {
 
+std::string DrawId();
+
 class Answer {
  public:
   // An id is drawn for a request without one.
@@ -37,6 +39,9 @@ class Answer {
   // not yet read. REQUIRES: the request has this choice.
   v1::Resume ResumeState(uint32_t choice, int pending) const;
 
+  // The call brought its initial metadata: from here on gRPC does not try it again, and going on is
+  // left to us.
+  void Accepted() { began_ = came_ = true; }
   // Appends what the caller gets now. Not OK: the service breaks its contract, the answer is over.
   CallStatus Take(v1::GenerateResponse message, std::vector<v1::GenerateResponse>* given);
   // The call ended well, and some choice has not: the one that was resumed must have, others are
@@ -44,6 +49,9 @@ class Answer {
   CallStatus WentOn() const;
   // The call failed: how long until the next try, or nothing when there is none.
   std::optional<std::chrono::milliseconds> Broke(const CallStatus& status);
+  // Adds to the message of `status`, the end of the answer, what came in `time` and what broke it
+  // before.
+  void Tell(std::chrono::milliseconds time, CallStatus* status) const;
 
  private:
   struct Choice {
@@ -66,11 +74,12 @@ class Answer {
   bool started_given_ = false;
   bool prompt_given_ = false;
   bool broke_ = false;
-  bool began_ = false, came_ = false;  // a message came: of any call, of this one
+  bool began_ = false, came_ = false;  // the service took the request: by any call, by this one
   // Since the last token: all tries that failed, and of them those that count.
   int tries_ = 0, breaks_ = 0;
   std::optional<uint32_t> due_;  // the choice that the call resumes
   int resumes_ = 0;
+  std::string cause_;  // why the call before this one broke
 };
 
 }  // namespace bitshard::client

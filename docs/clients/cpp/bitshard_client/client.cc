@@ -4,14 +4,32 @@
 #include <iterator>
 
 namespace bitshard::client {
+namespace {
+
+CallStatus Local(grpc::StatusCode code, std::string message) {
+  CallStatus status;
+  status.code = code;
+  status.message = std::move(message);
+  return status;
+}
+
+// Of a call that cannot begin any more.
+CallStatus NoTime(std::chrono::milliseconds timeout) {
+  return Local(grpc::StatusCode::DEADLINE_EXCEEDED, timeout.count() > 0
+                                                        ? "the deadline passed before a try"
+                                                        : "the timeout is 0 or less");
+}
+
+}  // namespace
 
 AnswerStream::AnswerStream(std::shared_ptr<v1::Inference::Stub> stub,
-                           const v1::GenerateRequest& request, Clock::time_point end,
-                           int max_resumes, Metadata metadata)
+                           const v1::GenerateRequest& request, std::chrono::milliseconds timeout,
+                           const ClientOptions& options, Metadata metadata)
     : stub_(std::move(stub)),
-      end_(end),
+      timeout_(timeout),
+      wait_for_ready_(options.wait_for_ready),
       metadata_(std::move(metadata)),
-      answer_(request, max_resumes) {}
+      answer_(request, options.max_resumes) {}
 
 AnswerStream::~AnswerStream() { Finish(); }
 
@@ -72,11 +90,12 @@ void AnswerStream::Next() {
 
 bool AnswerStream::Begin() {
   if (Clock::now() >= end_) {
-    End(Local(grpc::StatusCode::DEADLINE_EXCEEDED, "the deadline passed between two tries"));
+    End(NoTime(timeout_));
     return false;
   }
   auto context = std::make_unique<grpc::ClientContext>();
   context->set_deadline(end_);
+  context->set_wait_for_ready(wait_for_ready_);
   for (const auto& [key, value] : metadata_) context->AddMetadata(key, value);
   {
     const std::lock_guard<std::mutex> lock(mu_);
@@ -90,6 +109,7 @@ bool AnswerStream::Begin() {
 grpc::Status AnswerStream::EndCall() {
   if (reader_ == nullptr) return grpc::Status::OK;
   const grpc::Status status = reader_->Finish();
+  if (!context_->GetServerInitialMetadata().empty()) answer_.Accepted();
   reader_.reset();
   const std::lock_guard<std::mutex> lock(mu_);
   context_.reset();
@@ -113,6 +133,8 @@ bool AnswerStream::Cancelled() {
 
 void AnswerStream::End(CallStatus status) {
   EndCall();
+  answer_.Tell(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start_),
+               &status);
   status.request_id = request_id();
   status_ = std::move(status);
 }
@@ -120,13 +142,6 @@ void AnswerStream::End(CallStatus status) {
 void AnswerStream::EndCancelled() {
   End(answer_.complete() ? CallStatus()
                          : Local(grpc::StatusCode::CANCELLED, "cancelled by its reader"));
-}
-
-CallStatus AnswerStream::Local(grpc::StatusCode code, std::string message) const {
-  CallStatus status;
-  status.code = code;
-  status.message = std::move(message);
-  return status;
 }
 
 Client::Client(const std::string& target, ClientOptions options) : options_(std::move(options)) {
@@ -138,23 +153,23 @@ std::unique_ptr<AnswerStream> Client::Generate(const v1::GenerateRequest& reques
                                                const CallOptions& call) {
   AnswerStream::Metadata metadata = options_.metadata;
   metadata.insert(metadata.end(), call.metadata.begin(), call.metadata.end());
-  return std::unique_ptr<AnswerStream>(new AnswerStream(NextStub(), request, Deadline(call),
-                                                        options_.max_resumes, std::move(metadata)));
+  return std::unique_ptr<AnswerStream>(
+      new AnswerStream(NextStub(), request, Timeout(call), options_, std::move(metadata)));
 }
 
 CallStatus Client::Complete(const v1::CompleteRequest& request, v1::CompleteResponse* response,
                             const CallOptions& call) {
-  return Unary(&v1::Inference::Stub::Complete, request, response, call, request.request_id());
+  return UnaryWithId(&v1::Inference::Stub::Complete, request, response, call);
 }
 
 CallStatus Client::Score(const v1::ScoreRequest& request, v1::ScoreResponse* response,
                          const CallOptions& call) {
-  return Unary(&v1::Inference::Stub::Score, request, response, call, request.request_id());
+  return UnaryWithId(&v1::Inference::Stub::Score, request, response, call);
 }
 
 CallStatus Client::Embed(const v1::EmbedRequest& request, v1::EmbedResponse* response,
                          const CallOptions& call) {
-  return Unary(&v1::Inference::Stub::Embed, request, response, call, request.request_id());
+  return UnaryWithId(&v1::Inference::Stub::Embed, request, response, call);
 }
 
 CallStatus Client::Tokenize(const v1::TokenizeRequest& request, v1::TokenizeResponse* response,
@@ -188,8 +203,8 @@ std::shared_ptr<v1::Inference::Stub> Client::NextStub() {
   return stubs_[turn_.fetch_add(1, std::memory_order_relaxed) % stubs_.size()];
 }
 
-std::chrono::system_clock::time_point Client::Deadline(const CallOptions& call) const {
-  return std::chrono::system_clock::now() + call.timeout.value_or(options_.default_timeout);
+std::chrono::milliseconds Client::Timeout(const CallOptions& call) const {
+  return call.timeout.value_or(options_.default_timeout);
 }
 
 template <typename Request, typename Response>
@@ -197,12 +212,37 @@ CallStatus Client::Unary(grpc::Status (v1::Inference::Stub::*method)(grpc::Clien
                                                                      const Request&, Response*),
                          const Request& request, Response* response, const CallOptions& call,
                          std::string request_id) {
+  if (Timeout(call).count() <= 0) {
+    CallStatus status = NoTime(Timeout(call));
+    status.request_id = std::move(request_id);
+    return status;
+  }
   grpc::ClientContext context;
-  context.set_deadline(Deadline(call));
+  context.set_deadline(std::chrono::system_clock::now() + Timeout(call));
+  context.set_wait_for_ready(options_.wait_for_ready);
   for (const auto& [key, value] : options_.metadata) context.AddMetadata(key, value);
   for (const auto& [key, value] : call.metadata) context.AddMetadata(key, value);
   const std::shared_ptr<v1::Inference::Stub> stub = NextStub();
   return CallStatus::From(((*stub).*method)(&context, request, response), std::move(request_id));
+}
+
+template <typename Request, typename Response>
+CallStatus Client::UnaryWithId(
+    grpc::Status (v1::Inference::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+    const Request& request, Response* response, const CallOptions& call) {
+  if (request.has_request_id()) return Unary(method, request, response, call, request.request_id());
+  const auto end = std::chrono::steady_clock::now() + Timeout(call);
+  Request drawn = request;
+  CallOptions rest = call;
+  while (true) {
+    drawn.set_request_id(DrawId());
+    CallStatus status = Unary(method, drawn, response, rest, drawn.request_id());
+    // A try of gRPC's that broke has the id that was drawn.
+    if (status.code != grpc::StatusCode::ALREADY_EXISTS) return status;
+    rest.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+        end - std::chrono::steady_clock::now());
+    if (rest.timeout->count() <= 0) return status;
+  }
 }
 
 }  // namespace bitshard::client

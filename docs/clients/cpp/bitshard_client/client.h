@@ -68,7 +68,7 @@ class AnswerStream {
   using Clock = std::chrono::system_clock;  // gRPC's deadlines are of this one
   using Metadata = std::vector<std::pair<std::string, std::string>>;
   AnswerStream(std::shared_ptr<v1::Inference::Stub> stub, const v1::GenerateRequest& request,
-               Clock::time_point end, int max_resumes, Metadata metadata);
+               std::chrono::milliseconds timeout, const ClientOptions& options, Metadata metadata);
 
   // Puts what came next into ready_, or ends the stream.
   void Next();
@@ -81,10 +81,11 @@ class AnswerStream {
   void GoOnAfter(const CallStatus& status);
   void End(CallStatus status);
   void EndCancelled();
-  CallStatus Local(grpc::StatusCode code, std::string message) const;
 
   const std::shared_ptr<v1::Inference::Stub> stub_;
-  const Clock::time_point end_;
+  const std::chrono::milliseconds timeout_;
+  const Clock::time_point start_ = Clock::now(), end_ = start_ + timeout_;
+  const bool wait_for_ready_;
   const Metadata metadata_;
   Answer answer_;
   std::deque<v1::GenerateResponse> ready_;
@@ -127,12 +128,17 @@ class Client {
 
  private:
   std::shared_ptr<v1::Inference::Stub> NextStub();
-  std::chrono::system_clock::time_point Deadline(const CallOptions& call) const;
+  std::chrono::milliseconds Timeout(const CallOptions& call) const;
   template <typename Request, typename Response>
   CallStatus Unary(grpc::Status (v1::Inference::Stub::*method)(grpc::ClientContext*, const Request&,
                                                                Response*),
                    const Request& request, Response* response, const CallOptions& call,
                    std::string request_id = "");
+  // The same with an id, drawn for a request that has none.
+  template <typename Request, typename Response>
+  CallStatus UnaryWithId(grpc::Status (v1::Inference::Stub::*method)(grpc::ClientContext*,
+                                                                     const Request&, Response*),
+                         const Request& request, Response* response, const CallOptions& call);
 
   const ClientOptions options_;
   std::vector<std::shared_ptr<v1::Inference::Stub>> stubs_;  // one a channel

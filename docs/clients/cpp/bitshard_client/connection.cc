@@ -1,6 +1,7 @@
 #include "bitshard_client/connection.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <sstream>
 
 #include <grpc/grpc.h>
@@ -14,7 +15,11 @@ namespace {
 // The longest request that the service takes. A request beyond gRPC's own 256 KiB would not be kept
 // for a retry.
 constexpr int kRetryBufferBytes = 8 << 20;
-constexpr int kMaxAttempts = 5;  // gRPC takes no more
+constexpr int kMaxAttempts = 5, kMaxRetryTokens = 1000;  // gRPC takes no more
+
+int AtLeastOne(std::chrono::milliseconds time) {
+  return static_cast<int>(std::max<int64_t>(1, time.count()));
+}
 
 }  // namespace
 
@@ -39,8 +44,9 @@ std::string ServiceConfig(const ClientOptions& options) {
   }
   json << "}]";
   if (options.max_attempts > 1) {
-    json << R"(, "retryThrottling": {"maxTokens": )" << options.retry_tokens
-         << R"(, "tokenRatio": )" << options.retry_token_ratio << "}";
+    json << R"(, "retryThrottling": {"maxTokens": )"
+         << std::clamp(options.retry_tokens, 1, kMaxRetryTokens) << R"(, "tokenRatio": )"
+         << options.retry_token_ratio << "}";
   }
   json << "}";
   return json.str();
@@ -53,9 +59,8 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& target,
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 1);
   arguments.SetInt(GRPC_ARG_PER_RPC_RETRY_BUFFER_SIZE, kRetryBufferBytes);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(options.keepalive_time.count()));
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
-                   static_cast<int>(options.keepalive_timeout.count()));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, AtLeastOne(options.keepalive_time));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, AtLeastOne(options.keepalive_timeout));
   // A stream that waits for its first token is silent: without these two gRPC stops pinging it.
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

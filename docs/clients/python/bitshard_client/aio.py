@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
@@ -22,11 +23,12 @@ class AsyncAnswerStream(AsyncIterator[pb.GenerateResponse]):
     One task reads. Cancelling that task, leaving an `async with` block, or cancel() ends the call.
     """
 
-    def __init__(self, stub: pb_grpc.InferenceStub, request: pb.GenerateRequest, timeout: float, max_resumes: int,
-                 metadata: tuple[tuple[str, str], ...]):
-        self._stub, self._metadata = stub, metadata
+    def __init__(self, call: Callable[..., grpc.aio.UnaryStreamCall], request: pb.GenerateRequest, timeout: float,
+                 max_resumes: int, client_closed: Callable[[], bool]):
+        self._start_call, self._client_closed = call, client_closed
         self._answer = answer.Answer(request, max_resumes)
-        self._end = time.monotonic() + timeout
+        self._start, self._timeout = time.monotonic(), timeout
+        self._end = self._start + timeout
         self._ready: collections.deque[pb.GenerateResponse] = collections.deque()
         self._over = False
         self._call: grpc.aio.UnaryStreamCall | None = None
@@ -78,6 +80,10 @@ class AsyncAnswerStream(AsyncIterator[pb.GenerateResponse]):
             while not self._ready:
                 await self._read()
             return self._ready.popleft()
+        except errors.BitshardError as error:
+            self.close()
+            self._answer.tell(error, time.monotonic() - self._start)
+            raise
         except BaseException:
             self.close()
             raise
@@ -98,12 +104,15 @@ class AsyncAnswerStream(AsyncIterator[pb.GenerateResponse]):
                 self._answer.went_on()
                 return
         except asyncio.CancelledError:
-            if not self._cancelled.is_set() or _task_cancels() > task_cancels:
+            closed = self._client_closed()
+            if not (self._cancelled.is_set() or closed) or _task_cancels() > task_cancels:
                 raise  # the task was cancelled, perhaps at the moment of a cancel()
             self._call = None
             if not self._answer.complete:
-                raise self._cancel_error() from None
+                raise (errors.client_closed(self.request_id) if closed else self._cancel_error()) from None
         except grpc.RpcError as error:
+            if await call.initial_metadata():
+                self._answer.accepted()
             self._call = None
             if not self._answer.complete:  # else all is here, only the status got lost
                 await self._wait(errors.from_rpc_error(error, self.request_id))
@@ -114,11 +123,10 @@ class AsyncAnswerStream(AsyncIterator[pb.GenerateResponse]):
     def _begin(self) -> grpc.aio.UnaryStreamCall:
         left = self._end - time.monotonic()
         if left <= 0:
-            raise errors.DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed between two tries",
-                                          request_id=self.request_id)
+            raise errors.no_time(self._timeout, self.request_id)
         if self._cancelled.is_set():
             raise self._cancel_error()
-        self._call = self._stub.Generate(self._answer.request(), timeout=left, metadata=self._metadata)
+        self._call = self._start_call(self._answer.request(), left)
         return self._call
 
     async def _wait(self, error: errors.BitshardError) -> None:
@@ -151,6 +159,7 @@ class AsyncClient:
         self._channels = [self._open(connection.resolvable(target)) for _ in range(options.connections)]
         self._stubs = [pb_grpc.InferenceStub(channel) for channel in self._channels]
         self._turn = itertools.count()
+        self._closed = False
 
     def _open(self, target: str) -> grpc.aio.Channel:
         arguments = connection.channel_arguments(self._options)
@@ -161,8 +170,9 @@ class AsyncClient:
     def generate(self, request: pb.GenerateRequest, timeout: float | None = None,
                  metadata: tuple[tuple[str, str], ...] = ()) -> AsyncAnswerStream:
         """The answer as a stream. Calls nothing until it is read; the deadline counts from now."""
-        return AsyncAnswerStream(self._stub(), request, self._timeout(timeout), self._options.max_resumes,
-                                 self._options.metadata + metadata)
+        start = functools.partial(self._start, self._stub().Generate, metadata=self._options.metadata + metadata)
+        return AsyncAnswerStream(start, request, self._timeout(timeout), self._options.max_resumes,
+                                 lambda: self._closed)
 
     async def complete(self, request: pb.CompleteRequest, timeout: float | None = None) -> pb.CompleteResponse:
         """The whole answer at once."""
@@ -192,6 +202,8 @@ class AsyncClient:
         await self._unary("Abort", pb.AbortRequest(request_ids=request_ids), timeout)
 
     async def close(self) -> None:
+        """Ends all calls with errors.Cancelled; further ones fail so too."""
+        self._closed = True
         for channel in self._channels:
             await channel.close()
 
@@ -207,9 +219,31 @@ class AsyncClient:
     def _timeout(self, timeout: float | None) -> float:
         return self._options.default_timeout if timeout is None else timeout
 
-    async def _unary(self, method: str, request, timeout: float | None):
+    def _start(self, method: Callable, request, timeout: float, metadata: tuple[tuple[str, str], ...]):
         try:
-            return await getattr(self._stub(), method)(
-                request, timeout=self._timeout(timeout), metadata=self._options.metadata)
-        except grpc.RpcError as error:
-            raise errors.from_rpc_error(error, getattr(request, "request_id", "")) from error
+            return method(request, timeout=timeout, metadata=metadata, wait_for_ready=self._options.wait_for_ready)
+        except grpc.aio.UsageError:
+            if self._closed:
+                raise errors.client_closed(getattr(request, "request_id", "")) from None
+            raise
+
+    async def _unary(self, name: str, request, timeout: float | None):
+        method, timeout = getattr(self._stub(), name), self._timeout(timeout)
+        sent, end = answer.with_id(request), time.monotonic() + timeout
+        task_cancels = _task_cancels()
+        while True:
+            request_id = getattr(sent, "request_id", "")
+            left = end - time.monotonic()
+            if left <= 0:
+                raise errors.no_time(timeout, request_id)
+            try:
+                return await self._start(method, sent, left, self._options.metadata)
+            except asyncio.CancelledError:
+                if not self._closed or _task_cancels() > task_cancels:
+                    raise
+                raise errors.client_closed(request_id) from None
+            except grpc.RpcError as error:
+                failure = errors.from_rpc_error(error, request_id)
+                if sent is request or not isinstance(failure, errors.DuplicateRequest):
+                    raise failure from error
+                sent = answer.with_id(request)  # a try of gRPC's that broke has the id that was drawn

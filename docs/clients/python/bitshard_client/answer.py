@@ -19,6 +19,20 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between tries where the servi
 _MAX_CHOICES = 1024  # more than any service takes
 
 
+def _draw_id() -> str:
+    return f"req-{uuid.uuid4().hex[:16]}"
+
+
+def with_id(request):
+    """A copy of a request of any method with an id, drawn where it could have one and has none; else itself."""
+    if "request_id" not in request.DESCRIPTOR.fields_by_name or request.HasField("request_id"):
+        return request
+    copy = type(request)()
+    copy.CopyFrom(request)
+    copy.request_id = _draw_id()
+    return copy
+
+
 class _Choice:
     """One of the answers."""
 
@@ -36,7 +50,7 @@ class Answer:
         self._request.CopyFrom(request)
         self._drawn_id = not request.HasField("request_id")
         if self._drawn_id:
-            self._request.request_id = f"req-{uuid.uuid4().hex[:16]}"
+            self._request.request_id = _draw_id()
         self._wants_ids = request.output.token_ids
         self._request.output.token_ids = True  # without ids there is nothing to go on from
         if request.HasField("resume"):
@@ -47,9 +61,10 @@ class Answer:
         self._started_given = False
         self._prompt_given = False
         self._broke = False
-        self._began = self._came = False  # a message came: of any call, of this one
+        self._began = self._came = False  # the service took the request: by any call, by this one
         self._tries = self._breaks = 0  # since the last token: all that failed, and of them those that count
         self._due: int | None = None  # the choice that the call resumes
+        self._cause: errors.BitshardError | None = None  # why the call before this one broke
         self.started: pb.Started | None = None
         self.resumes = 0
 
@@ -92,9 +107,13 @@ class Answer:
             resume.model_fingerprint = self.started.model_fingerprint
         return resume
 
+    def accepted(self) -> None:
+        """The call brought its initial metadata: gRPC does not try it again from here on, going on is left to us."""
+        self._began = self._came = True
+
     def take(self, message: pb.GenerateResponse) -> list[pb.GenerateResponse]:
         """What the caller gets now. `message` is changed."""
-        self._began = self._came = True
+        self.accepted()
         if message.HasField("started") and self.started is None:
             self.started = pb.Started()
             self.started.CopyFrom(message.started)
@@ -152,18 +171,30 @@ class Answer:
             delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**min(self._tries, 10)) * random.uniform(0.5, 1.0)
         self._tries += 1
         self.resumes += 1
-        self._broke, self._due = True, None
+        self._broke, self._due, self._cause = True, None, error
         for choice in self._choices.values():
             choice.held = []
         return delay
 
     def _may_go_on(self, error: errors.BitshardError) -> bool:
-        if isinstance(error, (errors.Unavailable, errors.SlowReader)):
-            return True
         if isinstance(error, errors.DuplicateRequest):
             return self._drawn_id  # nobody else has that id: it is an earlier try, which the next one supersedes
-        # What has begun waits for its place; what has not is left to gRPC's retries.
+        if not self._began:
+            return False  # that was for gRPC's own tries, and they are used up
+        if isinstance(error, (errors.Unavailable, errors.SlowReader)):
+            return True
+        # What goes on waits for its place.
         return isinstance(error, errors.Overloaded) and self._broke and error.retry_after is not None
+
+    def tell(self, error: errors.BitshardError, seconds: float) -> None:
+        """Adds to the message of `error`, the end of the answer, what came in `seconds` and what broke it before."""
+        if not isinstance(error, (errors.Unavailable, errors.DeadlineExceeded)):
+            return
+        tokens = sum(len(choice.output_ids) for choice in self._choices.values()) - len(self._request.resume.output_ids)
+        error.message += f" (after {seconds:.1f} s, {tokens} tokens, {self.resumes} resumes"
+        if self._cause is not None and self._cause is not error:
+            error.message += f"; last broken by {self._cause.code.name}: {self._cause.message}"
+        error.message += ")"
 
     def _fault(self, what: str) -> errors.ServerError:
         return errors.ServerError(grpc.StatusCode.DATA_LOSS, what, request_id=self.request_id)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -21,11 +22,11 @@ class AnswerStream(Iterator[pb.GenerateResponse]):
     One thread reads; cancel() is for any thread. Leaving a `with` block, or close(), cancels what has not ended.
     """
 
-    def __init__(self, stub: pb_grpc.InferenceStub, request: pb.GenerateRequest, timeout: float, max_resumes: int,
-                 metadata: tuple[tuple[str, str], ...]):
-        self._stub, self._metadata = stub, metadata
+    def __init__(self, call: Callable[..., grpc.Call], request: pb.GenerateRequest, timeout: float, max_resumes: int):
+        self._start_call = call
         self._answer = answer.Answer(request, max_resumes)
-        self._end = time.monotonic() + timeout
+        self._start, self._timeout = time.monotonic(), timeout
+        self._end = self._start + timeout
         self._ready: collections.deque[pb.GenerateResponse] = collections.deque()
         self._over = False
         self._lock = threading.Lock()
@@ -79,6 +80,10 @@ class AnswerStream(Iterator[pb.GenerateResponse]):
             while not self._ready:
                 self._read()
             return self._ready.popleft()
+        except errors.BitshardError as error:
+            self.close()
+            self._answer.tell(error, time.monotonic() - self._start)
+            raise
         except BaseException:
             self.close()
             raise
@@ -97,6 +102,8 @@ class AnswerStream(Iterator[pb.GenerateResponse]):
                 self._answer.went_on()
                 return
         except grpc.RpcError as error:
+            if call.initial_metadata():
+                self._answer.accepted()
             self._call = None
             if not self._answer.complete:  # else all is here, only the status got lost
                 self._wait(errors.from_rpc_error(error, self.request_id))
@@ -107,12 +114,11 @@ class AnswerStream(Iterator[pb.GenerateResponse]):
     def _begin(self) -> grpc.Call:
         left = self._end - time.monotonic()
         if left <= 0:
-            raise errors.DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed between two tries",
-                                          request_id=self.request_id)
+            raise errors.no_time(self._timeout, self.request_id)
         with self._lock:
             if self._cancelled.is_set():
                 raise self._cancel_error()
-            self._call = self._stub.Generate(self._answer.request(), timeout=left, metadata=self._metadata)
+            self._call = self._start_call(self._answer.request(), left)
             return self._call
 
     def _wait(self, error: errors.BitshardError) -> None:
@@ -138,6 +144,7 @@ class Client:
         self._channels = [self._open(connection.resolvable(target)) for _ in range(options.connections)]
         self._stubs = [pb_grpc.InferenceStub(channel) for channel in self._channels]
         self._turn = itertools.count()
+        self._closed = False
 
     def _open(self, target: str) -> grpc.Channel:
         arguments = connection.channel_arguments(self._options)
@@ -148,8 +155,8 @@ class Client:
     def generate(self, request: pb.GenerateRequest, timeout: float | None = None,
                  metadata: tuple[tuple[str, str], ...] = ()) -> AnswerStream:
         """The answer as a stream. Calls nothing until it is read; the deadline counts from now."""
-        return AnswerStream(self._stub(), request, self._timeout(timeout), self._options.max_resumes,
-                            self._options.metadata + metadata)
+        start = functools.partial(self._start, self._stub().Generate, metadata=self._options.metadata + metadata)
+        return AnswerStream(start, request, self._timeout(timeout), self._options.max_resumes)
 
     def complete(self, request: pb.CompleteRequest, timeout: float | None = None) -> pb.CompleteResponse:
         """The whole answer at once."""
@@ -179,6 +186,8 @@ class Client:
         self._unary("Abort", pb.AbortRequest(request_ids=request_ids), timeout)
 
     def close(self) -> None:
+        """Ends all calls with errors.Cancelled; further ones fail so too."""
+        self._closed = True
         for channel in self._channels:
             channel.close()
 
@@ -194,9 +203,26 @@ class Client:
     def _timeout(self, timeout: float | None) -> float:
         return self._options.default_timeout if timeout is None else timeout
 
-    def _unary(self, method: str, request, timeout: float | None):
+    def _start(self, method: Callable, request, timeout: float, metadata: tuple[tuple[str, str], ...]):
         try:
-            return getattr(self._stub(), method)(
-                request, timeout=self._timeout(timeout), metadata=self._options.metadata)
-        except grpc.RpcError as error:
-            raise errors.from_rpc_error(error, getattr(request, "request_id", "")) from error
+            return method(request, timeout=timeout, metadata=metadata, wait_for_ready=self._options.wait_for_ready)
+        except ValueError:  # so says grpcio, but not of this alone
+            if self._closed:
+                raise errors.client_closed(getattr(request, "request_id", "")) from None
+            raise
+
+    def _unary(self, name: str, request, timeout: float | None):
+        method, timeout = getattr(self._stub(), name), self._timeout(timeout)
+        sent, end = answer.with_id(request), time.monotonic() + timeout
+        while True:
+            request_id = getattr(sent, "request_id", "")
+            left = end - time.monotonic()
+            if left <= 0:
+                raise errors.no_time(timeout, request_id)
+            try:
+                return self._start(method, sent, left, self._options.metadata)
+            except grpc.RpcError as error:
+                failure = errors.from_rpc_error(error, request_id)
+                if sent is request or not isinstance(failure, errors.DuplicateRequest):
+                    raise failure from error
+                sent = answer.with_id(request)  # a try of gRPC's that broke has the id that was drawn

@@ -70,11 +70,17 @@ class DuplicateRequest(BitshardError):
 
 
 class PreconditionFailed(BitshardError):
-    """Well-formed, but it cannot work here: it never fits the KV pool, or resumes an answer of other weights."""
+    """Well-formed, but it cannot work here: it never fits the KV pool, or resumes an answer of other weights.
+
+    Or CONSTRAINT_DEAD_END: no token of the model goes on with the constraint.
+    """
 
 
 class Overloaded(BitshardError):
-    """The queue is full or too long: come back after `retry_after`. Retries with the service's pushback were made."""
+    """The queue is full or too long: come back after `retry_after`. Retries with the service's pushback were made.
+
+    Without `retry_after` it is the request that is too much: CONSTRAINT_TOO_SLOW, CONSTRAINT_TOO_LARGE.
+    """
 
 
 class SlowReader(BitshardError):
@@ -86,11 +92,11 @@ class Unavailable(BitshardError):
 
 
 class DeadlineExceeded(BitshardError):
-    """The call's deadline passed."""
+    """The call's deadline passed: it was too short, or the service was away."""
 
 
 class Cancelled(BitshardError):
-    """The call was cancelled: by its stream's cancel(), or through Abort."""
+    """The call was cancelled: by its stream's cancel(), by its client's close(), or through Abort."""
 
 
 class NotImplementedByService(BitshardError):
@@ -99,6 +105,16 @@ class NotImplementedByService(BitshardError):
 
 class ServerError(BitshardError):
     """The service's fault, or an answer that breaks its own contract. Report it with `request_id`."""
+
+
+def client_closed(request_id: str = "") -> Cancelled:
+    return Cancelled(grpc.StatusCode.CANCELLED, "the client is closed", request_id=request_id)
+
+
+def no_time(timeout: float, request_id: str = "") -> DeadlineExceeded:
+    """Of a call that cannot begin any more."""
+    what = "the deadline passed before a try" if timeout > 0 else "the timeout is 0 or less"
+    return DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, what, request_id=request_id)
 
 
 _BY_REASON = {"PROMPT_TOO_LONG": PromptTooLong, "SLOW_READER": SlowReader}

@@ -1,0 +1,96 @@
+// Kernels around the paged cache: rotation, append, attention. DeviceKernels
+// (kernels/registry/device_kernels.h) says what each computes, kernels/registry/attention.h with
+// which bits: these are the CPU's. Pointers are the device's. Nothing is launched for m = 0.
+#pragma once
+
+#include <cstdint>
+#include <driver_types.h>
+
+#include "kernels/tensor/kv_layout.h"
+
+namespace bitshard::cuda {
+
+// DeviceTokens.
+struct TokenRows {
+  const int32_t* position = nullptr;  // [m]; -1: padding
+  const int32_t* row = nullptr;
+  const int32_t* block_begin = nullptr;
+  const uint32_t* blocks = nullptr;
+  int64_t m = 0;
+};
+
+// One layer's cache; offsets as in KvLayout.
+struct KvCache {
+  KvType type = KvType::kBf16;
+  int kv_heads = 0;
+  int head_dim = 0;
+  uint8_t* data = nullptr;
+  int64_t block_bytes = 0;
+  int64_t head_bytes = 0;
+  int64_t plane_bytes = 0;  // from K (or V) to its scales
+  int64_t v_offset = 0;     // from K to V
+};
+KvCache MakeKvCache(const KvLayout& layout, uint8_t* data);
+
+inline constexpr int kMaxRotaryDim = 1024;
+
+struct RotateArgs {
+  float* x = nullptr;  // row r at + r * stride
+  int64_t stride = 0;
+  int heads = 0;
+  int head_dim = 0;
+  int rotary_dim = 0;  // even, up to kMaxRotaryDim
+  bool interleaved = false;
+  const double* inv_freq = nullptr;
+  double attention_factor = 1;
+  const int32_t* position = nullptr;
+  int64_t m = 0;
+};
+cudaError_t LaunchRotate(const RotateArgs& args, cudaStream_t stream);
+
+inline constexpr int kMaxHeadDim = 256;  // of Append and Attend; even
+inline constexpr int kMaxQHeads = 256;
+
+struct AppendArgs {
+  KvCache cache;
+  const float* k = nullptr;  // row r at + r * stride
+  const float* v = nullptr;
+  int64_t stride = 0;
+  TokenRows tokens;
+};
+cudaError_t LaunchAppend(const AppendArgs& args, cudaStream_t stream);
+
+// How the work is cut: blocks of threads for (tile of tokens, kv head, part); part p takes the
+// chunks p, p + parts ... that its tile sees. With several parts a chunk's result goes to scratch,
+// and the last block of a tile and kv head to arrive folds them all.
+struct AttendPlan {
+  int tile_tokens = 1;
+  int queries = 1;  // at once: 1, 4 or 8
+  int parts = 1;
+  int64_t chunks = 0;  // that one token sees at most
+};
+// The bits do not depend on it. window = 0: all. !may_split: one part, without scratch.
+AttendPlan PlanAttend(const KvLayout& layout, int q_heads, int64_t m, int64_t max_context,
+                      int window, bool may_split);
+// Enough for all plans with up to `max_tokens` rows.
+uint64_t AttendScratchBytes(const KvLayout& layout, int q_heads, int64_t max_tokens,
+                            int64_t max_context);
+
+struct AttendArgs {
+  KvCache cache;
+  int q_heads = 0;
+  const int32_t* kv_head_of_q = nullptr;
+  float scale = 1;
+  int window = 0;
+  const float* q = nullptr;
+  int64_t q_stride = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  TokenRows tokens;
+  AttendPlan plan;
+  void* scratch = nullptr;  // its first kAttendTicketBytes are 0; left so
+};
+inline constexpr uint64_t kAttendTicketBytes = 8192;
+cudaError_t LaunchAttend(const AttendArgs& args, cudaStream_t stream);
+
+}  // namespace bitshard::cuda

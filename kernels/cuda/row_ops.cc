@@ -1,0 +1,150 @@
+#include "kernels/cuda/row_ops.h"
+
+#include <limits>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/rows.h"
+#include "kernels/tensor/packed_matrix.h"
+
+namespace bitshard {
+namespace {
+
+// Rows are the grid's x, columns its y in blocks of 256 or more.
+constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxCols = int64_t{65535} * 256;
+
+absl::Status CheckShape(const char* op, int64_t m, int64_t cols) {
+  if (m < 0 || m > kMaxRows || cols < 0 || cols > kMaxCols) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cuda ", op, ": ", m, " rows of ", cols, " columns; at most ", kMaxRows, " of ", kMaxCols));
+  }
+  return absl::OkStatus();
+}
+
+// `made`: where the f32 values lie already, rows one behind the other; null: nowhere.
+absl::StatusOr<cuda::PreparedRows> RowsOf(const char* op, const DeviceActivations& form,
+                                          int64_t cols, const float* made) {
+  const auto refuse = [op](const auto&... words) {
+    return absl::InvalidArgumentError(absl::StrCat("cuda ", op, ": ", words...));
+  };
+  if (form.cols != cols)
+    return refuse("the form is for ", form.cols, " columns, the rows have ", cols);
+  if (form.segment_cols < 0) return refuse("segments of ", form.segment_cols, " columns");
+  if (form.half != nullptr && (form.scale == nullptr || form.run_sum == nullptr ||
+                               form.padded_cols < cols || form.padded_cols % kTileCols != 0)) {
+    return refuse("fp16 values need scales, run sums and ", kTileCols, " columns at a time, not ",
+                  form.padded_cols, " for ", cols);
+  }
+  cuda::PreparedRows rows;
+  rows.half = form.half;
+  rows.scale = form.scale;
+  rows.run_sum = form.run_sum;
+  rows.x = form.x == made ? nullptr : form.x;
+  rows.cols = cols;
+  rows.padded_cols = form.half == nullptr ? (cols + 15) / 16 * 16 : form.padded_cols;
+  rows.segments = form.half == nullptr ? 1 : form.segments();
+  rows.segment_cols = rows.segments == 1 ? cols : form.segment_cols;
+  return rows;
+}
+
+bool Wanted(const cuda::PreparedRows& rows) { return rows.half != nullptr || rows.x != nullptr; }
+
+}  // namespace
+
+absl::Status CudaSum(const DeviceKernels::SumRows& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckShape("sum", args.m, args.width));
+  cuda::SumArgs launch;
+  launch.in = args.in;
+  launch.poison = args.poison;
+  launch.raw_bits = args.raw_bits;
+  launch.bias = args.bias;
+  launch.residual = args.residual;
+  launch.x = args.x;
+  launch.poisoned = args.poisoned;
+  launch.m = args.m;
+  launch.width = args.width;
+  return CudaStatus(cuda::LaunchSum(launch, stream), "LaunchSum");
+}
+
+absl::Status CudaNorm(const DeviceKernels::NormRows& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckShape("norm", args.m, args.width));
+  cuda::NormArgs launch;
+  launch.x = args.x;
+  launch.weight = args.weight;
+  launch.epsilon = args.epsilon;
+  launch.y = args.y;
+  launch.m = args.m;
+  launch.width = args.width;
+  if (args.prepared != nullptr) {
+    ASSIGN_OR_RETURN(launch.out, RowsOf("norm", *args.prepared, args.width, args.y));
+    launch.prepare = Wanted(launch.out);
+  }
+  return CudaStatus(cuda::LaunchNorm(launch, stream), "LaunchNorm");
+}
+
+absl::Status CudaPrepare(const float* x, int64_t stride, int64_t m, const DeviceActivations& out,
+                         cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckShape("prepare", m, out.cols));
+  if (out.x == x && stride != out.cols && m > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cuda prepare: rows of ", out.cols, " values at a stride of ", stride,
+                     " cannot be their own f32 form, whose rows follow each other"));
+  }
+  cuda::PrepareArgs launch;
+  launch.x = x;
+  launch.stride = stride;
+  launch.m = m;
+  ASSIGN_OR_RETURN(launch.out, RowsOf("prepare", out, out.cols, x));
+  if (!Wanted(launch.out)) return absl::OkStatus();
+  return CudaStatus(cuda::LaunchPrepare(launch, stream), "LaunchPrepare");
+}
+
+absl::Status CudaGated(const DeviceKernels::GatedRows& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckShape("gated", args.m, args.width));
+  cuda::GatedArgs launch;
+  launch.gate = args.gate;
+  launch.up = args.up;
+  launch.in_stride = args.in_stride;
+  launch.gelu = args.gelu;
+  launch.y = args.y;
+  launch.m = args.m;
+  launch.width = args.width;
+  if (args.prepared != nullptr) {
+    ASSIGN_OR_RETURN(launch.out, RowsOf("gated", *args.prepared, args.width, args.y));
+    launch.prepare = Wanted(launch.out);
+  }
+  return CudaStatus(cuda::LaunchGated(launch, stream), "LaunchGated");
+}
+
+absl::Status CudaAdd(const float* a, const float* b, float* x, int64_t m, int64_t width,
+                     cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckShape("add", m, width));
+  cuda::AddArgs launch;
+  launch.a = a;
+  launch.b = b;
+  launch.x = x;
+  launch.count = m * width;
+  return CudaStatus(cuda::LaunchAdd(launch, stream), "LaunchAdd");
+}
+
+absl::Status CudaGatherRows(const float* x, const int32_t* index, int64_t count, int64_t width,
+                            float* out, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckShape("gather rows", count, width));
+  cuda::GatherRowsArgs launch;
+  launch.x = x;
+  launch.index = index;
+  launch.out = out;
+  launch.count = count;
+  launch.width = width;
+  return CudaStatus(cuda::LaunchGatherRows(launch, stream), "LaunchGatherRows");
+}
+
+absl::Status CudaMark(uint64_t* word, uint64_t value, cudaStream_t stream) {
+  return CudaStatus(cuda::LaunchMark(word, value, stream), "LaunchMark");
+}
+
+}  // namespace bitshard

@@ -1,0 +1,192 @@
+// What a device computes: each call enqueues on a stream and returns. All pointers are the
+// device's; all shapes are known to the host. One implementation a kind of device
+// (kernels/cuda/cuda_kernels.cc); got from Device::kernels().
+//
+// Calls may be captured into graphs: nothing depends on values that only the device knows, but for
+// the arrays named so. Rows beyond the step's tokens, up to the graph's bucket, are computed like
+// others and read by nobody: their positions are -1, their tokens 0.
+//
+// Bits. An output row depends on its own inputs alone, never on m, on other rows, on the cut of N
+// over ranks, or on time. Linear: activations are fp16 times a power of two (DeviceActivations);
+// per cell (weight group x segment, ascending k) acc = mma sums in f32 over steps of 16 columns,
+// y = fma(acc, s_w * s_x, y), then y = fma(min, s_x * X, y) where the format has minima, X the f32
+// sum of the cell's fp16 values, runs of 16 ascending. Of a whole K the cells fold in parts whose
+// bounds follow from K and the groups alone. Segments: the f32 sum times 2^32, to the nearest even
+// int64, added to the others; a sum that is not finite or not below 2^31 / segments_total adds 0
+// and one to the row's poison count.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+#include "kernels/registry/kernel_choice.h"
+#include "kernels/registry/rope.h"
+#include "kernels/tensor/device.h"
+#include "kernels/tensor/device_matrix.h"
+#include "kernels/tensor/kv_layout.h"
+
+namespace bitshard {
+
+// The form of activations that linear kernels read, for rows [0, rows).
+//   half[row][padded_cols]: fp16 bits of x / scale, to nearest even; columns padded to 64 with
+//     zeros; in every run of 16 the order (2t, 2t+1, 2t+8, 2t+9) for t = 0..3, the B operand of
+//     mma.m16n8k16: 8 bytes a lane.
+//   scale[row][segments]: power of two with max |x / scale| in [2^14, 2^15) over the segment, at
+//     least 2^-126 (0 when all are 0, NaN when one is not finite: then all fp16 values are 0).
+//   run_sum[row][padded_cols / 16]: f32 sum of the run's fp16 values, in column order.
+//   x[row][cols]: the f32 values, for f32 matrices only; null elsewhere.
+struct DeviceActivations {
+  uint16_t* half = nullptr;
+  float* scale = nullptr;
+  float* run_sum = nullptr;
+  float* x = nullptr;
+  int64_t cols = 0, padded_cols = 0;
+  int64_t segment_cols = 0;  // 0: one scale a row
+  int64_t segments() const {
+    return segment_cols == 0 ? 1 : (cols + segment_cols - 1) / segment_cols;
+  }
+};
+
+struct DeviceLinear {
+  const DeviceMatrix* w = nullptr;  // of the host, used during the call only
+  // One of the two. Row r at + r * stride.
+  float* y = nullptr;
+  int64_t* sums = nullptr;
+  int64_t stride = 0;
+  const float* bias = nullptr;  // with y only; null: none
+  int64_t* poison = nullptr;    // [rows], with sums; was set to 0 before
+  int64_t segments_total = 1;
+};
+
+// One step's tokens on the device. Arrays of the bucket's size; block tables of all rows one after
+// the other. Filled before every launch, the addresses stay.
+struct DeviceTokens {
+  const int32_t* token = nullptr;        // [m]
+  const int32_t* position = nullptr;     // [m]; -1: padding
+  const int32_t* row = nullptr;          // [m] index into block_begin
+  const int32_t* block_begin = nullptr;  // [rows] first entry in blocks
+  const uint32_t* blocks = nullptr;
+};
+
+struct DeviceRope {
+  const double* inv_freq = nullptr;  // [rotary_dim / 2] on the device
+  double attention_factor = 1;       // multiplies cos and sin
+  int rotary_dim = 0;
+  RopeConfig::Pairing pairing = RopeConfig::Pairing::kHalves;
+};
+
+struct DeviceAttention {
+  KvLayout layout;
+  int q_heads = 0;
+  const int32_t* kv_head_of_q = nullptr;  // [q_heads] on the device
+  float scale = 1;
+  int window = 0;            // 0: all
+  uint8_t* cache = nullptr;  // of the layer
+  // AttentionScratchBytes, shared by all layers of a stream: 0 before the first use, and every call
+  // leaves it ready for the next. Null: long contexts are not split over the device, slow for few
+  // tokens. The bits are the same.
+  void* scratch = nullptr;
+  int64_t max_context = 0;  // no position is at or beyond it: the launch covers so many chunks
+};
+
+class DeviceKernels {
+ public:
+  virtual ~DeviceKernels() = default;
+
+  // Which kernel serves such a matrix and why not a faster one; UNIMPLEMENTED when none does.
+  virtual absl::StatusOr<KernelChoice> ChooseLinear(const PackedSpec& spec,
+                                                    int64_t segment_cols) const = 0;
+
+  // out[m][width]: raw f32 bits in int64 of the rows of tokens in [vocab_begin, vocab_begin +
+  // rows), zeros for others.
+  virtual absl::Status Gather(const DeviceMatrix& w, int64_t vocab_begin, const int32_t* tokens,
+                              int64_t m, int64_t* out, DeviceStream& stream) const = 0;
+
+  // x[m][width] f32 = residual (or 0) + value, where value is the f32 of raw bits (`raw_bits`), or
+  // sums / 2^32 through double, + bias; NaN in rows with poison, which also set poisoned[row].
+  struct SumRows {
+    const int64_t* in = nullptr;      // [m][width]
+    const int64_t* poison = nullptr;  // [m]; null with raw_bits
+    bool raw_bits = false;
+    const float* bias = nullptr;      // null: none
+    const float* residual = nullptr;  // null: none; may be x
+    float* x = nullptr;
+    uint8_t* poisoned = nullptr;  // [m]; only ever set to 1 here
+    int64_t m = 0, width = 0;
+  };
+  virtual absl::Status Sum(const SumRows& args, DeviceStream& stream) const = 0;
+
+  // y[m][width] = w * x / sqrt(mean(x^2) + epsilon), and/or its prepared form. y, prepared: null
+  // when nobody wants it.
+  struct NormRows {
+    const float* x = nullptr;
+    const float* weight = nullptr;
+    float epsilon = 0;
+    float* y = nullptr;
+    const DeviceActivations* prepared = nullptr;
+    int64_t m = 0, width = 0;
+  };
+  virtual absl::Status Norm(const NormRows& args, DeviceStream& stream) const = 0;
+
+  // The prepared form of x[m][cols], row r at x + r * stride.
+  virtual absl::Status Prepare(const float* x, int64_t stride, int64_t m,
+                               const DeviceActivations& out, DeviceStream& stream) const = 0;
+
+  // activation(gate) * up, f32 (y) and/or prepared; rows at a stride. GELU in its tanh form.
+  struct GatedRows {
+    const float* gate = nullptr;
+    const float* up = nullptr;
+    int64_t in_stride = 0;
+    bool gelu = false;
+    float* y = nullptr;
+    const DeviceActivations* prepared = nullptr;
+    int64_t m = 0, width = 0;
+  };
+  virtual absl::Status Gated(const GatedRows& args, DeviceStream& stream) const = 0;
+
+  // x[m][width] = a + b.
+  virtual absl::Status Add(const float* a, const float* b, float* x, int64_t m, int64_t width,
+                           DeviceStream& stream) const = 0;
+
+  // out[i] = x[index[i]], rows of `width` floats; index on the device.
+  virtual absl::Status GatherRows(const float* x, const int32_t* index, int64_t count,
+                                  int64_t width, float* out, DeviceStream& stream) const = 0;
+
+  // Matrices that take the same input; at most 8, all of x.cols columns and x.segment_cols.
+  virtual absl::Status Linear(absl::Span<const DeviceLinear> members, const DeviceActivations& x,
+                              int64_t m, DeviceStream& stream) const = 0;
+
+  // Which kernel serves such heads; UNIMPLEMENTED when none does.
+  virtual absl::StatusOr<KernelChoice> ChooseAttention(const KvLayout& layout,
+                                                       int q_heads) const = 0;
+
+  // Rotates heads in place, with the bits of RopeTable. Padding rows stay as they are.
+  virtual absl::Status Rotate(float* x, int64_t stride, int heads, int head_dim,
+                              const DeviceRope& rope, const DeviceTokens& tokens, int64_t m,
+                              DeviceStream& stream) const = 0;
+
+  // Rounds k and v [m][kv_heads * head_dim] to the cache type and stores them at their tokens'
+  // places, with the bits of BoundAttention; padding rows store nothing. Tokens of one sequence
+  // follow each other, at consecutive positions.
+  virtual absl::Status Append(const DeviceAttention& attention, const float* k, const float* v,
+                              int64_t stride, const DeviceTokens& tokens, int64_t m,
+                              DeviceStream& stream) const = 0;
+  // out[m][q_heads * head_dim], not q. Reads the cache as stored: Append comes first. Chunks of 256
+  // positions at absolute multiples, each alone, folded left to right, with the bits of
+  // kernels/registry/attention.h. Padding rows give zeros.
+  virtual absl::Status Attend(const DeviceAttention& attention, const float* q, int64_t q_stride,
+                              float* out, int64_t out_stride, const DeviceTokens& tokens, int64_t m,
+                              DeviceStream& stream) const = 0;
+  // Of DeviceAttention::scratch for up to `max_tokens` rows.
+  virtual uint64_t AttentionScratchBytes(const KvLayout& layout, int q_heads, int64_t max_tokens,
+                                         int64_t max_context) const = 0;
+
+  // Stores `value` at a word that the host can read: how far the stream has come.
+  virtual absl::Status Mark(uint64_t* word, uint64_t value, DeviceStream& stream) const = 0;
+};
+
+}  // namespace bitshard

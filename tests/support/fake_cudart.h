@@ -1,0 +1,67 @@
+// The CUDA runtime for machines without a GPU: linked in place of libcudart under the real
+// kernels/cuda/device_cuda.cc (and nccl.cc over a fake NCCL), so that all host code of the GPU
+// backend runs in tests. Only the calls that this project makes are there; another is missing at
+// link time.
+//
+// Memory of the devices is the emulator's (kernels/cuda/emu/memory.h), and launched kernels go
+// through the same streams as copies. Streams are lazy: enqueued work runs when a wait or query
+// asks for it, only as far as it asks, and what other streams were waited for first; so a forgotten
+// Wait or Sync shows as stale data, the same in every run. Each stream has a thread of its own, on
+// which its work runs: a query never blocks and no lock is held while work runs. Asynchronous
+// copies read and write host memory when they run, not when they are called.
+//
+// Errors are those of the real runtime where it documents them: budget of memory, captures (what is
+// not allowed meanwhile, and spoils them), freed memory in a graph, sticky errors. Not modelled:
+// events recorded or waited for inside a capture, streams that wait for the default stream, timing.
+// They are cudaErrorNotSupported.
+//
+// Two ranks as threads of one process use two devices: cudaFree waits for all streams of its
+// device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+namespace bitshard::fake {
+
+// What the machine has. A process that configures nothing gets it from the environment, at the
+// first call: BITSHARD_FAKE_CUDA_DEVICES, _SM (90), _MULTIPROCESSORS, _BYTES, _DRIVER (13000), _P2P
+// (0 or 1), _STREAMS (lazy, threads), _PROTECT (0 or 1).
+struct CudaMachine {
+  int devices = 1;
+  int compute_capability = 90;
+  int multiprocessors = 4;
+  uint64_t bytes = uint64_t{1} << 30;  // of each device
+  int driver = CUDART_VERSION;         // 0: there is none
+  bool peers = true;                   // devices reach each other
+  bool lazy = true;                    // false: work runs as soon as its thread gets to it
+  bool protect = false;  // host code that follows a pointer of a device dies of SIGSEGV
+};
+
+// For the length of a test: the machine, without memory of what was before. Nothing of CUDA is
+// alive at either end (checked), but what a broken device kept.
+class ScopedCudaMachine {
+ public:
+  explicit ScopedCudaMachine(const CudaMachine& machine);
+  ~ScopedCudaMachine();
+  ScopedCudaMachine(const ScopedCudaMachine&) = delete;
+};
+
+// The call with this name ("cudaMalloc") fails once, after `skip` that do not.
+void FailCall(const std::string& function, cudaError_t error, int skip = 0);
+
+// After `works` more pieces of enqueued work the device is lost: the next does not run, and `error`
+// is what every call on the device returns from then on.
+void BreakDevice(int device, cudaError_t error, int works = 0);
+
+// Puts work of the host on a stream, or into the capture of it; it may block. Called on the
+// stream's thread, where no call of CUDA is allowed but queries.
+cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<void()> work);
+
+// Buffers, streams, events and graphs that were made and not destroyed.
+int LiveObjects();
+
+}  // namespace bitshard::fake

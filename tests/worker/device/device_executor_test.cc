@@ -1,0 +1,324 @@
+// Steps on emulated GPUs: the whole host path of the CUDA backend, from the loader to the sampler,
+// against the CPU's f32.
+#include "worker/device/device_executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/worker/device/device_ranks.h"
+#include "worker/ops/fusion.h"
+
+namespace bitshard {
+namespace {
+
+constexpr uint32_t kTokens = 21;
+
+// Logits of every position of a prompt, by scoring it in one step.
+std::vector<std::vector<float>> ScoreAll(Group& group) {
+  StepPlan plan = group.NextPlan();
+  AddSequence(plan, 0, 1, Prompt(kTokens, 3));
+  AddRow(plan, 0, 1, 0, kTokens, internal::ROW_SCORE | internal::ROW_SAMPLE);
+  CHECK_OK(group.Run(plan).status());
+  std::vector<std::vector<float>> logits;
+  for (uint32_t position = 0; position < kTokens; ++position)
+    logits.push_back(group.LogitsAt(0, position));
+  return logits;
+}
+
+// Of the difference, relative to `truth`, as lengths of vectors.
+double Error(const std::vector<float>& got, const std::vector<float>& truth) {
+  CHECK_EQ(got.size(), truth.size());
+  double difference = 0, length = 0;
+  for (size_t i = 0; i < truth.size(); ++i) {
+    difference += std::pow(static_cast<double>(got[i]) - truth[i], 2);
+    length += std::pow(static_cast<double>(truth[i]), 2);
+  }
+  return std::sqrt(difference / length);
+}
+
+// fp16 rounds an activation by 2^-12 of itself on the average, so a product of random matrix and
+// activations is off by about that. Between a token and its logits are four such products a layer
+// and one; at the worst they add up. Measured: 4e-4 to 7e-4 with two layers.
+double Bound(uint32_t layers) { return (4 * layers + 1) * 0x1p-12; }
+
+class Formats : public testing::TestWithParam<std::string> {};
+
+TEST_P(Formats, LogitsAreThoseOfTheCpuWithinTheRoundingOfActivations) {
+  TinyModelOptions options;
+  options.format = GetParam();
+  const TinyModel model = MakeTinyModel(options);
+  Group cpu(model, 1, Numerics(NumericsOptions::ACTIVATIONS_F32), /*tap=*/true);
+  const DeviceRanks gpu(model, 1, {});
+  const auto truth = ScoreAll(cpu), got = ScoreAll(*gpu);
+  double worst = 0;
+  for (uint32_t position = 0; position < kTokens; ++position) {
+    ASSERT_EQ(got[position].size(), options.vocab) << position;
+    worst = std::max(worst, Error(got[position], truth[position]));
+  }
+  EXPECT_LT(worst, Bound(options.layers));
+  // Half precision somewhere, or these would be the CPU's.
+  if (GetParam() != "f32") {
+    EXPECT_GT(worst, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Formats,
+                         testing::Values("f32", "f16", "bf16", "q8_0", "q4_1",
+                                         "ct_int5 group=32 scale=bf16 asym dense",
+                                         "ct_int3 group=32 scale=bf16 sym dense"));
+
+class DeviceBits : public testing::Test {
+ protected:
+  static TinyModel Model(const std::string& format) {
+    TinyModelOptions options;
+    options.format = format;
+    return MakeTinyModel(options);
+  }
+};
+
+TEST_F(DeviceBits, AreTheSameOverRanksChunksAndGraphs) {
+  for (const char* format : {"q4_1", "ct_int5 group=32 scale=bf16 asym dense"}) {
+    const TinyModel model = Model(format);
+    std::string expected;
+    {
+      const DeviceRanks one(model, 1, {.use_graphs = false});
+      expected = RunTwoSequences(*one, 64);
+    }
+    EXPECT_EQ(RunTwoSequences(*DeviceRanks(model, 1, {}), 5), expected) << format;
+    EXPECT_EQ(RunTwoSequences(*DeviceRanks(model, 2, {}), 7), expected) << format;
+    EXPECT_EQ(RunTwoSequences(*DeviceRanks(model, 3, {}), 64), expected) << format;
+  }
+}
+
+TEST_F(DeviceBits, AreTheSameInASecondEpoch) {
+  const TinyModel model = Model("q4_1");
+  const DeviceRanks ranks(model, 2, {});
+  const std::string first = RunTwoSequences(*ranks, 64);
+  ranks->OnAllRanks([&](int rank) { ranks->runner(rank).EndEpoch(); });
+  ranks->StartEpoch(2);
+  EXPECT_EQ(RunTwoSequences(*ranks, 64), first);
+}
+
+TEST_F(DeviceBits, OfARowDoNotDependOnTheOthers) {
+  const TinyModel model = Model("q4_1");
+  const DeviceRanks ranks(model, 1, {});
+  StepPlan alone = ranks->NextPlan();
+  AddSequence(alone, 0, 1, Prompt(9, 4));
+  AddRow(alone, 0, 1, 0, 9, internal::ROW_SAMPLE);
+  ASSERT_TRUE(ranks->Run(alone).ok());
+  const std::vector<float> expected = ranks->LogitsAt(0, 8);
+  StepPlan among = ranks->NextPlan();
+  AddSequence(among, 1, 2, Prompt(30, 5));
+  AddSequence(among, 2, 2, Prompt(9, 4));
+  AddSequence(among, 3, 2, Prompt(1, 6));
+  AddRow(among, 1, 2, 0, 30, internal::ROW_SAMPLE);
+  AddRow(among, 2, 2, 0, 9, internal::ROW_SAMPLE);
+  AddRow(among, 3, 2, 0, 1, internal::ROW_SAMPLE);
+  ASSERT_TRUE(ranks->Run(among).ok());
+  EXPECT_EQ(ranks->LogitsAt(2, 8), expected);
+}
+
+TEST(DeviceExecutor, PoolsTheHiddenStatesOfTheCpu) {
+  const TinyModel model = MakeTinyModel();
+  Group cpu(model, 1, Numerics());
+  const DeviceRanks gpu(model, 2, {});
+  std::vector<float> vectors[2];
+  for (Group* group : {&cpu, &*gpu}) {
+    StepPlan plan = group->NextPlan();
+    AddSequence(plan, 0, 1, Prompt(10, 1));
+    plan.mutable_new_sequences(0)->set_pooling(internal::POOLING_MEAN);
+    AddRow(plan, 0, 1, 0, 10, internal::ROW_POOL);
+    const auto result = group->Run(plan);
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->embeddings_size(), 1);
+    const auto& values = result->embeddings(0).values();
+    vectors[group != &cpu].assign(values.begin(), values.end());
+  }
+  EXPECT_LT(Error(vectors[1], vectors[0]), Bound(2));
+}
+
+// Sums beyond what int64 takes: every sequence is poisoned, none gets a token.
+TEST(DeviceExecutor, TellsOfSumsThatAreTooLarge) {
+  const TinyModel model = MakeTinyModel();
+  const TensorPart& part = model.index.Find("layers.0.o.weight")->parts[0];
+  std::fstream file(model.path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(part.offset));
+  const std::vector<float> huge(part.bytes / sizeof(float), 1e20f);
+  file.write(reinterpret_cast<const char*>(huge.data()), static_cast<std::streamsize>(part.bytes));
+  file.close();
+  ASSERT_TRUE(file.good());
+  const DeviceRanks ranks(model, 2, {});
+  StepPlan plan = ranks->NextPlan();
+  AddSequence(plan, 0, 1, Prompt(3, 1));
+  AddRow(plan, 0, 1, 0, 3, internal::ROW_SAMPLE);
+  const auto result = ranks->Run(plan);
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(result->outputs_size(), 1);
+  EXPECT_EQ(result->outputs(0).flags(), uint32_t{internal::OUTPUT_NON_FINITE});
+  EXPECT_EQ(result->outputs(0).top_size(), 0);
+}
+
+TEST(DeviceExecutor, StepsMakeNothingNew) {
+  const TinyModel model = MakeTinyModel();
+  const DeviceRanks ranks(model, 1, {});
+  StepPlan first = ranks->NextPlan();
+  AddSequence(first, 0, 1, Prompt(40, 1));
+  AddRow(first, 0, 1, 0, 40, internal::ROW_SAMPLE);
+  const int before = fake::LiveObjects();
+  ASSERT_TRUE(ranks->Run(first).ok());
+  StepPlan second = ranks->NextPlan();
+  AddRow(second, 0, 1, 40, 1, internal::ROW_SAMPLE, 1);
+  ASSERT_TRUE(ranks->Run(second).ok());
+  EXPECT_EQ(fake::LiveObjects(), before);
+}
+
+// Steps until one fails, on all ranks; the status of `rank`. The others get to know of it from the
+// coordinator.
+absl::Status RunUntilItFails(Group& group, int rank) {
+  StepPlan plan = group.NextPlan();
+  AddSequence(plan, 0, 1, Prompt(20, 1));
+  AddRow(plan, 0, 1, 0, 20, internal::ROW_SAMPLE | internal::ROW_SCORE);
+  absl::Status status;
+  for (uint32_t at = 20; at < 40; ++at) {
+    group.OnAllRanks([&](int r) {
+      const absl::Status ran = group.runner(r).Run(plan).status();
+      if (r != rank || ran.ok()) return;
+      status = ran;
+      for (int other = 0; other < group.world(); ++other) group.runner(other).collective()->Abort();
+    });
+    if (!status.ok()) return status;
+    plan = group.NextPlan();
+    AddRow(plan, 0, 1, at, 1, internal::ROW_SAMPLE, at - 19);
+  }
+  return absl::OkStatus();
+}
+
+TEST(DeviceExecutor, SaysThatTheDeviceIsLostWhereverThatShows) {
+  const TinyModel model = MakeTinyModel();
+  for (const int world : {1, 2}) {
+    for (const int works : {0, 1, 2, 9, 30, 120, 300}) {
+      const DeviceRanks ranks(model, world, {.use_graphs = works % 2 == 0});
+      const int broken = world - 1;
+      fake::BreakDevice(broken, cudaErrorIllegalAddress, works);
+      const absl::Status status = RunUntilItFails(*ranks, broken);
+      EXPECT_TRUE(IsDeviceLost(status)) << world << " ranks, after " << works << ": " << status;
+      // Nor does the next epoch begin as if nothing were the matter.
+      if (world > 1) continue;
+      StepRunner& runner = ranks->runner(0);
+      runner.EndEpoch();
+      const absl::Status next =
+          runner.StartEpoch(1, 2, MakeSoloDeviceCollective(&ranks.device(0)), kBlocks);
+      EXPECT_TRUE(IsDeviceLost(next)) << next;
+      EXPECT_NE(next.message().find("when an epoch ended"), std::string::npos) << next;
+    }
+  }
+}
+
+TEST(DeviceExecutor, SaysThatTheDeviceIsLostWhileAnEpochStarts) {
+  const TinyModel model = MakeTinyModel();
+  for (const int works : {0, 3, 50}) {
+    const DeviceRanks ranks(model, 1, {});
+    StepRunner& runner = ranks->runner(0);
+    runner.EndEpoch();
+    fake::BreakDevice(0, cudaErrorIllegalAddress, works);
+    const absl::Status status =
+        runner.StartEpoch(1, 2, MakeSoloDeviceCollective(&ranks.device(0)), kBlocks);
+    EXPECT_TRUE(IsDeviceLost(status)) << works << ": " << status;
+  }
+  const DeviceRanks ranks(model, 1, {});
+  StepRunner& runner = ranks->runner(0);
+  runner.EndEpoch();
+  fake::FailCall("cudaMalloc", cudaErrorIllegalAddress);
+  const absl::Status status =
+      runner.StartEpoch(1, 2, MakeSoloDeviceCollective(&ranks.device(0)), kBlocks);
+  EXPECT_NE(status.message().find("KV cache of"), std::string::npos) << status;
+  EXPECT_TRUE(IsDeviceLost(status)) << status;
+}
+
+TEST(DeviceExecutor, ErrorsOfNodesKeepThatTheDeviceIsLost) {
+  const absl::Status status = NodeError(internal::Node(), DeviceLostError("gone"));
+  EXPECT_TRUE(IsDeviceLost(status)) << status;
+  EXPECT_FALSE(IsDeviceLost(NodeError(internal::Node(), absl::InternalError("no"))));
+}
+
+TEST(DeviceExecutor, SaysHowFarAStepHasCome) {
+  const TinyModel model = MakeTinyModel();
+  const DeviceRanks ranks(model, 1, {});
+  StepPlan plan = ranks->NextPlan();
+  AddSequence(plan, 0, 1, Prompt(3, 1));
+  AddRow(plan, 0, 1, 0, 3, internal::ROW_SAMPLE);
+  ASSERT_TRUE(ranks->Run(plan).ok());
+  // Behind the last sum over the ranks are the last norm, lm_head and sample.
+  EXPECT_EQ(ranks->runner(0).progress().Op(),
+            static_cast<uint64_t>(CutTinyModel(model, 1)[0].graph().nodes_size()) - 3);
+  ranks->runner(0).EndEpoch();
+  EXPECT_EQ(ranks->runner(0).progress().Op(), 0u);
+}
+
+TEST(DeviceExecutor, TellsWhichKernelsItRuns) {
+  TinyModelOptions options;
+  options.format = "q4_1";
+  const TinyModel model = MakeTinyModel(options);
+  const DeviceRanks ranks(model, 1, {});
+  const std::vector<internal::KernelChoice> kernels = ranks->runner(0).Kernels();
+  uint32_t nodes = 0;
+  for (const internal::KernelChoice& kernel : kernels) {
+    EXPECT_FALSE(kernel.fallback()) << kernel.ShortDebugString();
+    EXPECT_NE(kernel.kernel().find("cuda"), std::string::npos) << kernel.ShortDebugString();
+    nodes += kernel.nodes();
+  }
+  EXPECT_EQ(nodes, 8 * options.layers + 1);  // linear nodes, attention, lm_head
+}
+
+TEST(DeviceExecutor, RefusesWhatOnlyTheCpuHas) {
+  const TinyModel model = MakeTinyModel();
+  const internal::RankPlan plan = CutTinyModel(model, 1)[0];
+  const fake::ScopedCudaMachine machine({});
+  auto device = OpenDevice("cuda", 0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  ThreadPool pool(1);
+  const size_t count = static_cast<size_t>(plan.graph().weights_size());
+  auto sink = MakeDeviceWeightSink(**device, count, pool);
+  ASSERT_TRUE(sink.ok()) << sink.status();
+  auto weights = LoadWeights(plan, pool, nullptr, UINT64_MAX, sink->get());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  sink->reset();
+  StepRunner::Options options;
+  options.pool = &pool;
+  options.numerics = Numerics(NumericsOptions::ACTIVATIONS_F32);
+  const DeviceOptions on = {.device = device->get()};
+  const absl::Status f32 = BindRunnerOnDevice(plan, *weights, on, options).status();
+  EXPECT_EQ(f32.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(f32.message().find("--activations=a16"), std::string::npos) << f32;
+
+  options.numerics = DeviceNumerics();
+  options.max_workspace_bytes = 1000;
+  const absl::Status small = BindRunnerOnDevice(plan, *weights, on, options).status();
+  EXPECT_EQ(small.code(), absl::StatusCode::kResourceExhausted) << small;
+  EXPECT_NE(small.message().find("1000 are left"), std::string::npos) << small;
+
+  options.max_workspace_bytes = UINT64_MAX;
+  for (const int skip : {0, 3, 5}) {  // buffers for all nodes, and of one
+    fake::FailCall("cudaMalloc", cudaErrorIllegalAddress, skip);
+    const absl::Status lost = BindRunnerOnDevice(plan, *weights, on, options).status();
+    EXPECT_TRUE(IsDeviceLost(lost)) << skip << ": " << lost;
+  }
+  DeviceMemoryUse use;
+  auto runner = BindRunnerOnDevice(plan, *weights, {.device = device->get(), .use = &use}, options);
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  EXPECT_EQ(use.workspace_bytes, (*runner)->WorkspaceBytes());
+  EXPECT_GT(use.pinned_bytes, 64 * TinyModelOptions().hidden * sizeof(float));
+  const absl::Status host = (*runner)->StartEpoch(1, 1, MakeSoloCollective(), kBlocks);
+  EXPECT_EQ(host.code(), absl::StatusCode::kInvalidArgument) << host;
+  runner->reset();
+  EXPECT_EQ(use.workspace_bytes, 0u);
+  EXPECT_EQ(use.pinned_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace bitshard

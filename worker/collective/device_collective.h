@@ -1,0 +1,109 @@
+// A collective between ranks that compute on devices: the host's operations (agreement, sampling),
+// and sums of device memory inside a stream's work.
+//
+// One object is one epoch's, of one device. Used by the step thread, except Abort. What the step
+// thread waits for it waits for here, never with a bare Sync: a peer that is gone leaves a stream
+// that does not end by itself. A thread of the collective's own watches: when an operation is late,
+// or the library reports an error, it ends the communicator; this operation, pending and later ones
+// then return UNAVAILABLE with the rank, the operation and its number. When it is this rank's
+// device that is lost (IsDeviceLost), they say that instead.
+//
+// After an error: destroy the graphs that were captured with it, then the collective. Streams end
+// by themselves from then on (Sync them before their buffers are used again); what they have
+// computed is undefined. Graphs are destroyed before the collective in any case: libraries wait for
+// them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "kernels/tensor/device.h"
+#include "worker/collective/collective.h"
+#include "worker/collective/tell_ranks.h"
+
+namespace bitshard {
+
+class DeviceCollective : public Collective {
+ public:
+  using Collective::AllGather;
+  using Collective::AllReduceSum;
+
+  // Enqueued on `stream`, with memory of the device; the call returns before they are over. Between
+  // BeginCapture and EndCapture they become part of the graph, whose every launch is then an
+  // operation that all ranks do, in the same order. A count that is captured should have run once
+  // outside of a capture before: the library connects what it needs at the first use.
+
+  // values[i] becomes the sum over the ranks; in place, int64 wraps.
+  virtual absl::Status AllReduceSum(int64_t* values, size_t count, DeviceStream& stream) = 0;
+  // all[r * bytes .. ) becomes rank r's `mine`; `all` holds world() * bytes. `mine` may be its own
+  // place in `all`.
+  virtual absl::Status AllGather(const void* mine, void* all, size_t bytes,
+                                 DeviceStream& stream) = 0;
+
+  // Until the last Record of `event` has been passed, for at most the collective's operation
+  // timeout, which begins anew whenever the progress word has changed. Errors of the stream's work
+  // come back as they are.
+  virtual absl::Status Await(DeviceEvent& event) = 0;
+
+  // Pinned host memory in which the device says how far a step has come, so that a long one is not
+  // taken for one that hangs. Read during calls and Await; null: none.
+  virtual void SetProgressWord(const uint64_t* /*word*/) {}
+
+  DeviceCollective* device_collective() final { return this; }
+};
+
+// World 1: every operation is the identity; Await has no limit of time but Abort.
+std::unique_ptr<DeviceCollective> MakeSoloDeviceCollective(Device* device);
+
+struct DeviceGroup {
+  std::string id;  // the same on all ranks, and new for every epoch
+  uint64_t epoch = 0;
+  int rank = 0, world = 1;
+  TellRanksFn tell;          // carries what the ranks must know of each other
+  Device* device = nullptr;  // outlives the collective
+  // What an operation may take, the waiting for other ranks included; of a step with a progress
+  // word, what it may take from one change to the next. Zero: kDefaultOperationTimeout.
+  absl::Duration operation_timeout;
+};
+
+// The coordinator's own patience with a step (--stall-timeout, 4 s) and some more: it sees all
+// ranks and knows better who is to blame.
+inline constexpr absl::Duration kDefaultOperationTimeout = absl::Seconds(6);
+
+// Over the library `name`, "nccl"; of world 1 over none. UNAVAILABLE when not all ranks came within
+// `timeout`; CANCELLED soon after another thread has set `*stop`; FAILED_PRECONDITION when the
+// ranks do not fit together; UNIMPLEMENTED for a library that this program was built without.
+absl::StatusOr<std::unique_ptr<DeviceCollective>> JoinDeviceCollective(
+    const std::string& name, const DeviceGroup& group, absl::Duration timeout,
+    const std::atomic<bool>* stop = nullptr);
+
+// Libraries that this program was built with for that kind of device ("cuda"), sorted.
+std::vector<std::string> DeviceCollectives(const std::string& device_kind);
+
+// Which device of all hosts it is, "GPU-8f0c...", so that ranks see that they share one; "" when
+// nothing here can say.
+std::string DeviceIdentity(const Device& device);
+
+struct DeviceCollectiveLibrary {
+  const char* name;         // "nccl"
+  const char* device_kind;  // "cuda"
+  // A group of 2 and more.
+  absl::StatusOr<std::unique_ptr<DeviceCollective>> (*join)(const DeviceGroup& group,
+                                                            absl::Duration timeout,
+                                                            const std::atomic<bool>* stop);
+  std::string (*identify)(const Device& device);  // DeviceIdentity
+};
+// Before main: `const RegisterDeviceCollective kRegistered({"nccl", "cuda", &Join, &Identify});`.
+struct RegisterDeviceCollective {
+  explicit RegisterDeviceCollective(const DeviceCollectiveLibrary& library);
+};
+
+}  // namespace bitshard

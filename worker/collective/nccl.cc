@@ -1,0 +1,425 @@
+// Ranks on GPUs of one or several hosts, over NVIDIA's NCCL.
+//
+// Rank 0 makes the unique id, which travels over the coordinator's authenticated control stream.
+// Nothing here blocks for ever: the communicator is a non-blocking one, its start has a deadline,
+// and each wait is the watchdog's. Sums are int64, so that NCCL's choice of algorithm cannot be
+// seen in them. NCCL neither encrypts nor authenticates what travels (SECURITY.md).
+//
+// NCCL knows of a lost device only an "unhandled cuda error", or nothing: after each error the
+// device is asked, and its own word that it is lost wins over everything else.
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <sys/statvfs.h>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include <nccl.h>
+
+#include "kernels/base/check.h"
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "worker/collective/device_collective.h"
+#include "worker/collective/event_wait.h"
+#include "worker/collective/watchdog.h"
+
+namespace bitshard {
+namespace {
+
+// Of the host's operations: agreement and sampling need a few hundred bytes, a broadcast goes in
+// pieces.
+constexpr size_t kStageBytes = size_t{1} << 20;
+constexpr absl::Duration kPoll = absl::Milliseconds(1);
+// For what others still fetch from this rank.
+constexpr absl::Duration kClosePatience = absl::Seconds(2);
+// A decode step's sums are small: more CTAs would only take the SMs from the kernels beside them.
+constexpr int kMaxCtas = 16;
+
+// What each rank tells the others first.
+struct Card {
+  static constexpr uint64_t kMagic = 0x31304c43434e5342;  // "BSNCCL01"; changes with the card
+
+  int version = 0;        // of the library that runs
+  ncclUniqueId id = {};   // rank 0's
+  std::string device_id;  // DeviceIdentity
+
+  std::string Pack() const {
+    std::string text(sizeof(kMagic) + sizeof(version) + sizeof(id), '\0');
+    std::memcpy(text.data(), &kMagic, sizeof(kMagic));
+    std::memcpy(text.data() + sizeof(kMagic), &version, sizeof(version));
+    std::memcpy(text.data() + sizeof(kMagic) + sizeof(version), &id, sizeof(id));
+    return text + device_id;
+  }
+  // False when it is none.
+  bool Unpack(const std::string& text) {
+    uint64_t magic = 0;
+    if (text.size() < sizeof(magic) + sizeof(version) + sizeof(id)) return false;
+    std::memcpy(&magic, text.data(), sizeof(magic));
+    std::memcpy(&version, text.data() + sizeof(magic), sizeof(version));
+    std::memcpy(&id, text.data() + sizeof(magic) + sizeof(version), sizeof(id));
+    device_id = text.substr(sizeof(magic) + sizeof(version) + sizeof(id));
+    return magic == kMagic;
+  }
+};
+
+std::string Advice() {
+  std::string shm = "unknown";
+  struct statvfs space = {};
+  if (statvfs("/dev/shm", &space) == 0)
+    shm = absl::StrCat((static_cast<uint64_t>(space.f_bavail) * space.f_frsize) >> 20, " MiB");
+  return absl::StrCat(
+      "NCCL_DEBUG=INFO in the workers' environment makes NCCL say more. Often it is /dev/shm (free "
+      "here: ",
+      shm,
+      "; containers begin with 64 MiB, --shm-size=1g gives more), peer access between the GPUs "
+      "(NCCL_P2P_DISABLE=1 goes without), or between hosts the network (NCCL_SOCKET_IFNAME names "
+      "the interface)");
+}
+
+// `communicator` may be null: then of the last call in this thread.
+std::string Describe(const char* call, ncclResult_t result, ncclComm_t communicator) {
+  const char* detail = ncclGetLastError(communicator);
+  return absl::StrCat(call, ": ", ncclGetErrorString(result),
+                      detail == nullptr || *detail == '\0' ? "" : absl::StrCat(" (", detail, ")"));
+}
+
+// Of the communicator, once calls in the background are over: success, in progress, or an error.
+ncclResult_t StateOf(ncclComm_t communicator) {
+  if (communicator == nullptr) return ncclInvalidUsage;
+  ncclResult_t state = ncclInternalError;
+  const ncclResult_t asked = ncclCommGetAsyncError(communicator, &state);
+  return asked == ncclSuccess ? state : asked;
+}
+
+std::string NameOf(const DeviceGroup& group) {
+  return absl::StrCat("nccl communicator ", group.id, ", rank ", group.rank, ": ");
+}
+
+// `status`, an error, unless the device says that it is lost: then that.
+absl::Status OrLost(const absl::Status& status, const Device& device, absl::string_view name) {
+  if (IsDeviceLost(status)) return status;
+  const absl::Status seen = device.Mem().status();
+  return IsDeviceLost(seen) ? WithContext(seen, name) : status;
+}
+
+// In order first, because others may still be fetching what this rank has sent.
+void Close(ncclComm_t communicator) {
+  const absl::Time deadline = absl::Now() + kClosePatience;
+  ncclResult_t state = ncclCommFinalize(communicator);
+  while (state == ncclInProgress && absl::Now() < deadline) {
+    absl::SleepFor(kPoll);
+    state = StateOf(communicator);
+  }
+  const ncclResult_t closed =
+      state == ncclSuccess ? ncclCommDestroy(communicator) : ncclCommAbort(communicator);
+  if (state != ncclSuccess || closed != ncclSuccess) {
+    LogWarning("nccl: a communicator did not close in order: {}, {}", ncclGetErrorString(state),
+               ncclGetErrorString(closed));
+  }
+}
+
+class NcclCollective final : public DeviceCollective {
+ public:
+  // Takes the communicator, also when this fails, and the name that NCCL may look at until its end.
+  static absl::StatusOr<std::unique_ptr<DeviceCollective>> Create(
+      const DeviceGroup& group, std::unique_ptr<const std::string> nccl_name,
+      ncclComm_t communicator) {
+    std::unique_ptr<NcclCollective> made(
+        new NcclCollective(group, std::move(nccl_name), communicator));
+    RETURN_IF_ERROR(made->Allocate());
+    return std::unique_ptr<DeviceCollective>(std::move(made));
+  }
+
+  ~NcclCollective() override {
+    watchdog_.reset();  // with it an abort that was begun
+    if (const ncclComm_t communicator = communicator_; communicator != nullptr) Close(communicator);
+  }
+
+  int rank() const override { return rank_; }
+  int world() const override { return world_; }
+
+  absl::Status AllReduceSum(absl::Span<int64_t> values) override {
+    RETURN_IF_ERROR(Cause(watchdog_->status()));
+    for (size_t at = 0; at < values.size(); at += kStageBytes / sizeof(int64_t)) {
+      const absl::Span<int64_t> piece = values.subspan(at, kStageBytes / sizeof(int64_t));
+      const size_t bytes = piece.size() * sizeof(int64_t);
+      std::memcpy(host_.data(), piece.data(), bytes);
+      RETURN_IF_ERROR(ToDevice(0, bytes));
+      RETURN_IF_ERROR(AllReduceSum(staged_.as<int64_t>(), piece.size(), *stream_));
+      RETURN_IF_ERROR(ToHost(bytes));
+      std::memcpy(piece.data(), host_.data(), bytes);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AllGather(absl::Span<const uint8_t> mine, absl::Span<uint8_t> all) override {
+    CHECK_EQ(all.size(), mine.size() * world_);
+    RETURN_IF_ERROR(Cause(watchdog_->status()));
+    const size_t most = kStageBytes / world_;
+    for (size_t at = 0; at < mine.size(); at += most) {
+      const absl::Span<const uint8_t> piece = mine.subspan(at, most);
+      const size_t n = piece.size();
+      std::memcpy(host_.data() + rank_ * n, piece.data(), n);
+      RETURN_IF_ERROR(ToDevice(rank_ * n, n));
+      RETURN_IF_ERROR(AllGather(staged_.data() + rank_ * n, staged_.data(), n, *stream_));
+      RETURN_IF_ERROR(ToHost(world_ * n));
+      for (int r = 0; r < world_; ++r)
+        std::memcpy(all.data() + r * mine.size() + at, host_.data() + r * n, n);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Broadcast(absl::Span<uint8_t> data, int root) override {
+    CHECK(root >= 0 && root < world_);
+    RETURN_IF_ERROR(Cause(watchdog_->status()));
+    for (size_t at = 0; at < data.size(); at += kStageBytes) {
+      const absl::Span<uint8_t> piece = data.subspan(at, kStageBytes);
+      if (rank_ == root) {
+        std::memcpy(host_.data(), piece.data(), piece.size());
+        RETURN_IF_ERROR(ToDevice(0, piece.size()));
+      }
+      RETURN_IF_ERROR(Call("broadcast", piece.size(), [&] {
+        return ncclBroadcast(staged_.data(), staged_.data(), piece.size(), ncclUint8, root,
+                             communicator_, Native(*stream_));
+      }));
+      RETURN_IF_ERROR(ToHost(piece.size()));
+      std::memcpy(piece.data(), host_.data(), piece.size());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AllReduceSum(int64_t* values, size_t count, DeviceStream& stream) override {
+    if (count == 0) return Cause(watchdog_->status());
+    return Call("all_reduce", count * sizeof(int64_t), [&] {
+      return ncclAllReduce(values, values, count, ncclInt64, ncclSum, communicator_,
+                           Native(stream));
+    });
+  }
+
+  absl::Status AllGather(const void* mine, void* all, size_t bytes, DeviceStream& stream) override {
+    if (bytes == 0) return Cause(watchdog_->status());
+    return Call("all_gather", bytes, [&] {
+      return ncclAllGather(mine, all, bytes, ncclUint8, communicator_, Native(stream));
+    });
+  }
+
+  absl::Status Await(DeviceEvent& event) override {
+    absl::Status status = watchdog_->BeginWait();
+    if (status.ok()) status = AwaitEvent(device_, event, [this] { return watchdog_->status(); });
+    const absl::Status ended = watchdog_->EndWait();
+    RETURN_IF_ERROR(Cause(status.ok() ? ended : status));
+    // What NCCL cut off is over, too, and its error may be news to the watchdog.
+    RETURN_IF_ERROR(Cause(watchdog_->Enter()));
+    const ncclResult_t state = StateOf(communicator_);
+    return Cause(watchdog_->Leave(Checked("a look at its state", state)));
+  }
+
+  void SetProgressWord(const uint64_t* word) override { watchdog_->SetProgressWord(word); }
+
+  void Abort() override { watchdog_->Abort(); }
+
+ private:
+  NcclCollective(const DeviceGroup& group, std::unique_ptr<const std::string> nccl_name,
+                 ncclComm_t communicator)
+      : rank_(group.rank),
+        world_(group.world),
+        name_(NameOf(group)),
+        nccl_name_(std::move(nccl_name)),
+        device_(*group.device),
+        communicator_(communicator) {
+    Watchdog::Options options;
+    options.communicator = absl::StrCat("nccl communicator ", group.id, ", epoch ", group.epoch);
+    options.rank = rank_;
+    options.operation_timeout = group.operation_timeout == absl::ZeroDuration()
+                                    ? kDefaultOperationTimeout
+                                    : group.operation_timeout;
+    options.advice = Advice();
+    options.error = [this] {
+      const ncclComm_t communicator = communicator_;
+      const ncclResult_t state = StateOf(communicator);
+      if (state == ncclSuccess || state == ncclInProgress) return absl::OkStatus();
+      return absl::InternalError(Describe("found by the watchdog", state, communicator));
+    };
+    options.abort = [this] {
+      const ncclResult_t aborted = ncclCommAbort(communicator_.exchange(nullptr));
+      if (aborted != ncclSuccess && aborted != ncclInProgress)
+        LogWarning("nccl: the abort failed: {}", ncclGetErrorString(aborted));
+    };
+    watchdog_ = std::make_unique<Watchdog>(std::move(options));
+  }
+
+  static cudaStream_t Native(DeviceStream& stream) {
+    return static_cast<cudaStream_t>(stream.native());
+  }
+
+  absl::Status Allocate() {
+    ASSIGN_OR_RETURN(stream_, device_.NewStream());
+    ASSIGN_OR_RETURN(event_, device_.NewEvent());
+    ASSIGN_OR_RETURN(host_, device_.AllocHost(kStageBytes));
+    ASSIGN_OR_RETURN(staged_, device_.Alloc(kStageBytes));
+    return absl::OkStatus();
+  }
+
+  // Of the step thread. Once the watchdog has ended the communicator, it may be gone at any time.
+  absl::Status Checked(const char* call, ncclResult_t result) const {
+    if (result == ncclSuccess) return absl::OkStatus();
+    const bool alive = watchdog_->status().ok();
+    return absl::InternalError(Describe(call, result, alive ? communicator_.load() : nullptr));
+  }
+
+  absl::Status Call(const char* what, uint64_t bytes, absl::FunctionRef<ncclResult_t()> call) {
+    watchdog_->Note(what, bytes);
+    RETURN_IF_ERROR(Cause(watchdog_->Enter()));
+    ncclResult_t result = call();
+    // The first use connects in the background. Who captures must not go on before that is over.
+    while (result == ncclInProgress && watchdog_->status().ok()) {
+      absl::SleepFor(kPoll);
+      result = StateOf(communicator_);
+    }
+    return Cause(
+        watchdog_->Leave(result == ncclInProgress ? absl::OkStatus() : Checked(what, result)));
+  }
+
+  // From host_ to staged_, the same place.
+  absl::Status ToDevice(size_t at, size_t bytes) {
+    return Cause(device_.Copy(staged_.data() + at, host_.data() + at, bytes, *stream_));
+  }
+  // From the start of staged_ to that of host_, and until it is there.
+  absl::Status ToHost(size_t bytes) {
+    RETURN_IF_ERROR(Cause(device_.Copy(host_.data(), staged_.data(), bytes, *stream_)));
+    RETURN_IF_ERROR(Cause(device_.Record(*event_, *stream_)));
+    return Await(*event_);
+  }
+  // What an error comes from: a lost device first, then what has ended the communicator, as the
+  // device may complain about what an abort has left.
+  absl::Status Cause(const absl::Status& status) const {
+    if (status.ok()) return status;
+    const absl::Status ended = watchdog_->status();
+    return OrLost(ended.ok() || IsDeviceLost(status) ? status : ended, device_, name_);
+  }
+
+  const int rank_, world_;
+  const std::string name_;
+  const std::unique_ptr<const std::string> nccl_name_;
+  Device& device_;
+  // Null once it was aborted, on the watchdog's thread: the step thread may still be in a call
+  // then.
+  std::atomic<ncclComm_t> communicator_;
+  std::unique_ptr<DeviceStream> stream_;
+  std::unique_ptr<DeviceEvent> event_;
+  DeviceBuffer host_, staged_;  // of kStageBytes
+  std::unique_ptr<Watchdog> watchdog_;
+};
+
+absl::Status Named(const DeviceGroup& group, absl::StatusCode code, const std::string& what) {
+  return absl::Status(code, absl::StrCat(NameOf(group), what));
+}
+
+// As nvidia-smi writes it.
+std::string Identify(const Device& device) {
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, device.facts().index) != cudaSuccess) return "";
+  const absl::string_view bytes(properties.uuid.bytes, sizeof(properties.uuid.bytes));
+  if (bytes.find_first_not_of('\0') == absl::string_view::npos) return "";
+  const std::string hex = absl::BytesToHexString(bytes);
+  return absl::StrCat("GPU-", hex.substr(0, 8), "-", hex.substr(8, 4), "-", hex.substr(12, 4), "-",
+                      hex.substr(16, 4), "-", hex.substr(20));
+}
+
+// Of all ranks, by rank, checked.
+absl::StatusOr<std::vector<Card>> ExchangeCards(const DeviceGroup& group) {
+  Card mine;
+  mine.device_id = Identify(*group.device);
+  if (ncclGetVersion(&mine.version) != ncclSuccess)
+    return Named(group, absl::StatusCode::kUnavailable, "the library does not tell its version");
+  if (group.rank == 0) {
+    const ncclResult_t made = ncclGetUniqueId(&mine.id);
+    if (made != ncclSuccess) {
+      return Named(group, absl::StatusCode::kUnavailable,
+                   absl::StrCat(Describe("ncclGetUniqueId", made, nullptr), "; ", Advice()));
+    }
+  }
+  const absl::StatusOr<std::vector<std::string>> told = group.tell(mine.Pack());
+  if (!told.ok()) return WithContext(told.status(), NameOf(group));
+  std::vector<Card> cards(group.world);
+  for (int r = 0; r < group.world; ++r) {
+    if (told->size() != cards.size() || !cards[r].Unpack((*told)[r])) {
+      return Named(group, absl::StatusCode::kInternal,
+                   "what the ranks told each other is not of one group");
+    }
+    if (cards[r].version != mine.version) {
+      return Named(group, absl::StatusCode::kFailedPrecondition,
+                   absl::StrCat("its NCCL is ", mine.version, ", that of rank ", r, " is ",
+                                cards[r].version, "; install the same libnccl.so.2 everywhere"));
+    }
+    for (int other = 0; other < r; ++other) {
+      if (cards[r].device_id.empty() || cards[r].device_id != cards[other].device_id) continue;
+      return Named(
+          group, absl::StatusCode::kFailedPrecondition,
+          absl::StrCat("ranks ", other, " and ", r, " are both on device ", cards[r].device_id,
+                       ", and NCCL takes no two ranks on one GPU; give each worker its own "
+                       "(--device=cuda:INDEX, or CUDA_VISIBLE_DEVICES)"));
+    }
+  }
+  return cards;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceCollective>> Join(const DeviceGroup& group,
+                                                       absl::Duration timeout,
+                                                       const std::atomic<bool>* stop) {
+  const absl::Time deadline = absl::Now() + timeout;
+  ASSIGN_OR_RETURN(const std::vector<Card> cards, ExchangeCards(group));
+  // Makes the device this thread's, in which NCCL finds it.
+  RETURN_IF_ERROR(WithContext(group.device->Mem().status(), NameOf(group)));
+
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  auto nccl_name = std::make_unique<const std::string>(group.id);
+  config.commName = nccl_name->c_str();
+  config.maxCTAs = kMaxCtas;
+  ncclComm_t communicator = nullptr;
+  ncclResult_t state =
+      ncclCommInitRankConfig(&communicator, group.world, cards[0].id, group.rank, &config);
+  absl::Status called_off;
+  while ((state == ncclInProgress || state == ncclSuccess) && communicator != nullptr) {
+    state = StateOf(communicator);
+    if (state != ncclInProgress) break;
+    if (stop != nullptr && stop->load(std::memory_order_relaxed)) {
+      called_off = Named(group, absl::StatusCode::kCancelled, "called off");
+    } else if (absl::Now() >= deadline) {
+      called_off = Named(group, absl::StatusCode::kUnavailable,
+                         absl::StrCat("not all ", group.world, " ranks met within ",
+                                      absl::FormatDuration(timeout), "; ", Advice()));
+    }
+    if (!called_off.ok()) break;
+    absl::SleepFor(kPoll);
+  }
+  if (state == ncclSuccess && communicator != nullptr) {
+    LogInfo("nccl: joined communicator={} epoch={} rank={} world={} nccl={}", group.id, group.epoch,
+            group.rank, group.world, cards[0].version);
+    return NcclCollective::Create(group, std::move(nccl_name), communicator);
+  }
+  const std::string why = Describe("ncclCommInitRankConfig", state, communicator);
+  if (communicator != nullptr) (void)ncclCommAbort(communicator);
+  const bool usage = state == ncclInvalidUsage || state == ncclInvalidArgument;
+  const absl::Status failed =
+      Named(group, usage ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
+            absl::StrCat(why, "; ", Advice()));
+  return OrLost(called_off.ok() ? failed : called_off, *group.device, NameOf(group));
+}
+
+const RegisterDeviceCollective kRegistered(
+    {.name = "nccl", .device_kind = "cuda", .join = &Join, .identify = &Identify});
+
+}  // namespace
+}  // namespace bitshard

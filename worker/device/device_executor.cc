@@ -1,0 +1,414 @@
+#include "worker/device/device_executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/checked_math.h"
+#include "kernels/base/status_macros.h"
+#include "worker/cache/kv_cache.h"
+#include "worker/collective/device_collective.h"
+#include "worker/device/device_batch.h"
+#include "worker/device/device_bind_context.h"
+#include "worker/device/device_buckets.h"
+#include "worker/device/device_head.h"
+#include "worker/device/device_op.h"
+#include "worker/ops/sample.h"
+#include "worker/step/kernel_report.h"
+#include "worker/step/step_numerics.h"
+
+namespace bitshard {
+namespace {
+
+using internal::NumericsOptions;
+
+constexpr uint64_t kLayerAlignment = 256;
+// Up to here kernels may differ from one power of two to the next.
+constexpr int64_t kFewTokens = 32;
+
+class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
+ public:
+  DeviceExecutor(const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
+                 const DeviceOptions& device, const StepRunner::Options& options)
+      : graph_(plan.graph()),
+        weights_(std::move(weights)),
+        device_(*device.device),
+        use_(device.use),
+        tap_(options.logits_tap),
+        use_graphs_(device.use_graphs),
+        max_tokens_(options.numerics.max_step_tokens()) {}
+
+  // Buffers go when nothing uses them any more.
+  ~DeviceExecutor() override {
+    EndEpoch(nullptr);
+    if (use_ != nullptr) use_->workspace_bytes = use_->pinned_bytes = 0;
+  }
+
+  absl::Status Bind(const StepRunner::Options& options, uint32_t world);
+
+  absl::Status StartEpoch(Collective& collective, uint32_t blocks) override;
+  void EndEpoch(std::unique_ptr<Collective> collective) override;
+  absl::Status Run(StepState& step, StepProgress& progress) override;
+  const float* final_hidden() const override { return hidden_.as<float>(); }
+  bool TakeCacheAhead(uint32_t) override { return false; }
+
+  // ScoreLogits: of scored tokens, while the sample op runs.
+  absl::StatusOr<absl::Span<const float>> Compute(StepState& step,
+                                                  absl::Span<const ScoredToken> tokens) override;
+
+  std::vector<internal::KernelChoice> Kernels() const override;
+  uint64_t CacheBytesPerBlock() const override {
+    return KvCache::BytesPerBlock(context_->cache_layers());
+  }
+  uint64_t WorkspaceBytes() const override { return context_->workspace_bytes(); }
+  bool on_host() const override { return false; }
+
+ private:
+  absl::Status Prepare(uint32_t blocks);
+  absl::Status AllocateCache(uint32_t blocks);
+  absl::Status CaptureGraphs();
+  // A step of padding without a graph, with logits of `outputs` rows.
+  absl::Status RunPadding(int64_t tokens, int64_t max_context, int64_t outputs);
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> Capture(int64_t tokens, int64_t max_context);
+  // All ops up to lm_head, for `tokens` rows.
+  absl::Status EnqueueTrunk(const DeviceStep& step);
+  DeviceStep StepOf(int64_t tokens, int64_t max_context) const;
+  // Until everything on the stream is over.
+  absl::Status Await();
+  // Whoever saw the error first: when the device is lost, that is what is said.
+  absl::Status Blame(const absl::Status& status);
+  absl::Status RunOnDevice(StepState& step, StepProgress& progress);
+  void Tap(uint32_t slot, uint32_t position, int64_t row) const;
+
+  const internal::ModelGraph graph_;
+  const std::shared_ptr<const LoadedWeights> weights_;  // with the service, which may bind again
+  Device& device_;
+  DeviceMemoryUse* const use_;  // null: nobody asks
+  const decltype(StepRunner::Options::logits_tap) tap_;
+  const bool use_graphs_;
+  const int64_t max_tokens_;
+  int64_t max_outputs_ = 0;
+  DeviceBuckets buckets_{1, 1, 1};  // until the graph has been checked
+
+  std::unique_ptr<DeviceStream> stream_;
+  std::unique_ptr<DeviceEvent> event_;
+  std::unique_ptr<DeviceBindContext> context_;
+  std::vector<std::unique_ptr<DeviceOp>> trunk_;
+  std::unique_ptr<DeviceHead> head_;
+  int head_node_ = 0;
+  std::unique_ptr<Op> sample_;
+  std::unique_ptr<DeviceBatch> batch_;
+  uint8_t* device_poisoned_ = nullptr;  // [max_tokens]
+  DeviceBuffer poisoned_;               // the same on the host
+  DeviceBuffer hidden_;                 // [max_tokens, hidden], on the host
+  DeviceBuffer word_;                   // how far the device has come
+  uint64_t* device_word_ = nullptr;
+  absl::Status lost_;  // the device's end, seen when an epoch ended
+
+  // Of the running epoch.
+  DeviceCollective* collective_ = nullptr;
+  DeviceBuffer cache_;
+  std::vector<uint8_t*> layers_;
+  std::vector<std::vector<std::unique_ptr<DeviceGraph>>> graphs_;  // by bucket: tokens, context
+};
+
+absl::Status DeviceExecutor::Bind(const StepRunner::Options& options, uint32_t world) {
+  DeviceBindContext::Options bind;
+  bind.device = &device_;
+  ASSIGN_OR_RETURN(bind.cache_type, CacheTypeOf(options.numerics));
+  bind.max_step_tokens = max_tokens_;
+  max_outputs_ = std::min<int64_t>(max_tokens_, options.numerics.max_slots());
+  bind.max_outputs = max_outputs_;
+  bind.max_workspace_bytes = options.max_workspace_bytes;
+  ASSIGN_OR_RETURN(stream_, device_.NewStream());
+  ASSIGN_OR_RETURN(event_, device_.NewEvent());
+  ASSIGN_OR_RETURN(context_, DeviceBindContext::Create(graph_, *weights_, bind, *stream_));
+  const int64_t context = static_cast<int64_t>(graph_.context_length());
+  buckets_ = DeviceBuckets(max_tokens_, options.numerics.max_slots(), context);
+
+  head_node_ = graph_.nodes_size() - 2;
+  if (head_node_ < 0 || !graph_.nodes(head_node_).has_lm_head()) {
+    return absl::UnimplementedError("graph: on a device its last nodes must be LmHead and Sample");
+  }
+  for (const NodeGroup& group : context_->groups()) {
+    if (group.first >= head_node_) break;
+    ASSIGN_OR_RETURN(std::unique_ptr<DeviceOp> op, BindDeviceGroup(group, *context_));
+    trunk_.push_back(std::move(op));
+  }
+  RETURN_IF_ERROR(context_->MakeAttentionScratch());
+  ASSIGN_OR_RETURN(head_, BindDeviceHead(head_node_, *context_));
+
+  const internal::Node& sample = graph_.nodes(head_node_ + 1);
+  ASSIGN_OR_RETURN(Sampler::Options sampler, SamplerOptionsOf(sample, *context_));
+  sampler.max_outputs = static_cast<int>(bind.max_outputs);
+  sampler.world = static_cast<int>(world);
+  sampler.isa = options.isa;
+  sampler.pool = options.pool;
+  ASSIGN_OR_RETURN(sample_, MakeSampleOp(sampler, head_->logits(), this));
+
+  DeviceBatch::Limits limits;
+  limits.tokens = max_tokens_;
+  limits.rows = options.numerics.max_slots();
+  limits.outputs = bind.max_outputs;
+  limits.context = context;
+  ASSIGN_OR_RETURN(batch_, DeviceBatch::Create(limits, *context_));
+  ASSIGN_OR_RETURN(device_poisoned_, context_->Scratch(static_cast<uint64_t>(max_tokens_)));
+  const uint64_t tokens = static_cast<uint64_t>(max_tokens_);
+  const uint64_t hidden = static_cast<uint64_t>(head_->hidden());
+  ASSIGN_OR_RETURN(poisoned_, context_->Pinned(tokens));
+  ASSIGN_OR_RETURN(hidden_, context_->Pinned(CheckedProduct({tokens, hidden, sizeof(float)})));
+  ASSIGN_OR_RETURN(word_, context_->Pinned(sizeof(uint64_t)));
+  *word_.as<uint64_t>() = 0;
+  ASSIGN_OR_RETURN(void* const word, device_.Mapped(word_));
+  device_word_ = static_cast<uint64_t*>(word);
+  if (use_ != nullptr) {
+    use_->workspace_bytes = context_->workspace_bytes();
+    use_->pinned_bytes = context_->pinned_bytes();
+  }
+  return device_.Sync(*stream_);
+}
+
+absl::Status DeviceExecutor::StartEpoch(Collective& collective, uint32_t blocks) {
+  collective_ = collective.device_collective();
+  if (collective_ == nullptr) {
+    return absl::InvalidArgumentError(
+        "this rank computes on a device and was given a communicator of the host's memory; all "
+        "workers of a group need a --device of one kind");
+  }
+  RETURN_IF_ERROR(lost_);
+  *word_.as<uint64_t>() = 0;
+  collective_->SetProgressWord(word_.as<uint64_t>());
+  return Blame(Prepare(blocks));
+}
+
+absl::Status DeviceExecutor::Prepare(uint32_t blocks) {
+  RETURN_IF_ERROR(context_->ClearAttentionScratch());
+  RETURN_IF_ERROR(AllocateCache(blocks));
+  if (use_graphs_) RETURN_IF_ERROR(CaptureGraphs());
+  return device_.Sync(*stream_);
+}
+
+absl::Status DeviceExecutor::AllocateCache(uint32_t blocks) {
+  const std::vector<KvLayout>& layers = context_->cache_layers();
+  std::vector<uint64_t> offsets;
+  std::optional<uint64_t> bytes = 0;
+  for (const KvLayout& layout : layers) {
+    offsets.push_back(*bytes);
+    const auto layer = CheckedMul(static_cast<uint64_t>(layout.block_bytes()), blocks);
+    if (layer.has_value()) bytes = CheckedAdd(*bytes, *layer);
+    if (!layer.has_value() || !bytes.has_value() || *bytes > UINT64_MAX / 2)
+      return absl::ResourceExhaustedError(absl::StrCat("a cache of ", blocks, " blocks"));
+    bytes = RoundUp(*bytes, kLayerAlignment);
+  }
+  layers_.assign(layers.size(), nullptr);
+  if (*bytes == 0) return absl::OkStatus();  // no heads here
+  absl::StatusOr<DeviceBuffer> cache = device_.Alloc(*bytes);
+  if (!cache.ok()) {
+    return WithContext(
+        cache.status(),
+        absl::StrCat("KV cache of ", blocks, " blocks, ", *bytes,
+                     " bytes (where there is no memory for it, something else has taken the "
+                     "device's: lower --memory): "));
+  }
+  cache_ = *std::move(cache);
+  if (use_ != nullptr) use_->kv_cache_bytes = *bytes;
+  for (size_t i = 0; i < layers.size(); ++i) layers_[i] = cache_.data() + offsets[i];
+  return device_.Fill(cache_.data(), 0, *bytes, *stream_);
+}
+
+absl::Status DeviceExecutor::CaptureGraphs() {
+  const int64_t most = buckets_.tokens().back();
+  graphs_.resize(buckets_.tokens().size());
+  for (size_t t = 0; t < graphs_.size(); ++t) {
+    const int64_t tokens = buckets_.tokens()[t];
+    // Once without: kernels are loaded, the collective connects what it needs. Which kernels these
+    // are depends on the tokens and on the logits' rows. The context only makes launches larger, so
+    // that one bucket of tokens stands for all.
+    RETURN_IF_ERROR(RunPadding(tokens, buckets_.contexts().front(), tokens));
+    for (size_t c = 1; t == 0 && c < buckets_.contexts().size(); ++c)
+      RETURN_IF_ERROR(RunPadding(tokens, buckets_.contexts()[c], /*outputs=*/1));
+    for (const int64_t context : buckets_.contexts()) {
+      ASSIGN_OR_RETURN(std::unique_ptr<DeviceGraph> graph, Capture(tokens, context));
+      graphs_[t].push_back(std::move(graph));
+    }
+  }
+  // Steps of more tokens, which run without a graph.
+  for (int64_t tokens = 2 * most; tokens < std::min(max_tokens_, 2 * kFewTokens); tokens *= 2)
+    RETURN_IF_ERROR(RunPadding(tokens, buckets_.contexts().front(), /*outputs=*/1));
+  if (max_tokens_ <= most) return absl::OkStatus();
+  return RunPadding(max_tokens_, buckets_.contexts().back(), max_outputs_);
+}
+
+absl::Status DeviceExecutor::RunPadding(int64_t tokens, int64_t max_context, int64_t outputs) {
+  outputs = std::min(outputs, max_outputs_);
+  batch_->FillPadding(tokens, outputs);  // its rows touch no cache
+  RETURN_IF_ERROR(batch_->Send(device_, *stream_));
+  const DeviceStep step = StepOf(tokens, max_context);
+  RETURN_IF_ERROR(EnqueueTrunk(step));
+  RETURN_IF_ERROR(head_->Enqueue(batch_->sampled_rows(), outputs, step));
+  return Await();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceGraph>> DeviceExecutor::Capture(int64_t tokens,
+                                                                     int64_t max_context) {
+  RETURN_IF_ERROR(device_.BeginCapture(*stream_));
+  const absl::Status enqueued = EnqueueTrunk(StepOf(tokens, max_context));
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> graph = device_.EndCapture(*stream_);
+  RETURN_IF_ERROR(enqueued);
+  return graph;
+}
+
+DeviceStep DeviceExecutor::StepOf(int64_t tokens, int64_t max_context) const {
+  DeviceStep step;
+  step.tokens = tokens;
+  step.arrays = batch_->Tokens(tokens);
+  step.max_context = max_context;
+  step.poisoned = device_poisoned_;
+  step.cache_layers = layers_.data();
+  step.progress = device_word_;
+  step.device = &device_;
+  step.kernels = device_.kernels();
+  step.collective = collective_;
+  step.stream = stream_.get();
+  return step;
+}
+
+absl::Status DeviceExecutor::EnqueueTrunk(const DeviceStep& step) {
+  RETURN_IF_ERROR(
+      device_.Fill(device_poisoned_, 0, static_cast<size_t>(step.tokens), *step.stream));
+  for (const std::unique_ptr<DeviceOp>& op : trunk_) RETURN_IF_ERROR(op->Enqueue(step));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceExecutor::Await() {
+  RETURN_IF_ERROR(device_.Record(*event_, *stream_));
+  return collective_->Await(*event_);
+}
+
+absl::Status DeviceExecutor::Blame(const absl::Status& status) {
+  if (status.ok() || IsDeviceLost(status)) return status;
+  const absl::Status device = device_.Done(*event_).status();
+  return IsDeviceLost(device) ? WithContext(device, absl::StrCat(status.message(), "; ")) : status;
+}
+
+absl::Status DeviceExecutor::Run(StepState& step, StepProgress& progress) {
+  return Blame(RunOnDevice(step, progress));
+}
+
+absl::Status DeviceExecutor::RunOnDevice(StepState& step, StepProgress& progress) {
+  const int64_t count = step.count();
+  __atomic_store_n(word_.as<uint64_t>(), uint64_t{0}, __ATOMIC_RELAXED);
+  progress.device_op.store(word_.as<uint64_t>(), std::memory_order_release);
+
+  const std::optional<size_t> bucket = graphs_.empty() ? std::nullopt : buckets_.TokensFor(count);
+  const int64_t tokens = bucket.has_value() ? buckets_.tokens()[*bucket] : count;
+  batch_->Fill(step, tokens);
+  RETURN_IF_ERROR(batch_->Send(device_, *stream_));
+  const size_t context = buckets_.ContextFor(batch_->positions());
+  const DeviceStep launch = StepOf(tokens, buckets_.contexts()[context]);
+  if (bucket.has_value()) {
+    RETURN_IF_ERROR(device_.Launch(*graphs_[*bucket][context], *stream_));
+  } else {
+    RETURN_IF_ERROR(EnqueueTrunk(launch));
+  }
+  RETURN_IF_ERROR(
+      head_->Enqueue(batch_->sampled_rows(), static_cast<int64_t>(step.sampled.size()), launch));
+  RETURN_IF_ERROR(
+      device_.Copy(poisoned_.data(), device_poisoned_, static_cast<size_t>(count), *stream_));
+  if (step.reads_hidden) {
+    RETURN_IF_ERROR(device_.Copy(hidden_.data(), head_->input(),
+                                 static_cast<size_t>(count * head_->hidden()) * sizeof(float),
+                                 *stream_));
+  }
+  RETURN_IF_ERROR(Await());
+  std::copy_n(poisoned_.data(), count, step.poisoned.data());
+  for (size_t i = 0; tap_ && i < step.sampled.size(); ++i) {
+    const size_t row = static_cast<size_t>(step.sampled[i]);
+    Tap(step.sample_slots[i], static_cast<uint32_t>(step.positions[row]), static_cast<int64_t>(i));
+  }
+  return sample_->Run(step);
+}
+
+absl::StatusOr<absl::Span<const float>> DeviceExecutor::Compute(
+    StepState& step, absl::Span<const ScoredToken> tokens) {
+  const int64_t count = static_cast<int64_t>(tokens.size());
+  // Where these are among the scored ones, whose rows are on the device behind the sampled.
+  const int64_t first = static_cast<int64_t>(step.sampled.size()) +
+                        static_cast<int64_t>(tokens.data() - step.scored.data());
+  RETURN_IF_ERROR(head_->Enqueue(batch_->sampled_rows() + first, count,
+                                 StepOf(step.count(), /*max_context=*/0)));
+  RETURN_IF_ERROR(Await());
+  for (int64_t i = 0; tap_ && i < count; ++i) {
+    const ScoredToken& token = tokens[static_cast<size_t>(i)];
+    Tap(token.slot, token.position, i);
+  }
+  return absl::MakeConstSpan(head_->logits(), static_cast<size_t>(count * head_->vocab()));
+}
+
+void DeviceExecutor::Tap(uint32_t slot, uint32_t position, int64_t row) const {
+  tap_(slot, position,
+       absl::MakeConstSpan(head_->logits() + row * head_->vocab(),
+                           static_cast<size_t>(head_->vocab())));
+}
+
+void DeviceExecutor::EndEpoch(std::unique_ptr<Collective> collective) {
+  // What was captured with the communicator goes before it; with it ends what still runs.
+  graphs_.clear();
+  if (collective != nullptr && collective_ != nullptr) collective_->SetProgressWord(nullptr);
+  collective_ = nullptr;
+  collective.reset();
+  if (stream_ != nullptr) {
+    // Another error was said when it came, or is of work that was cut off.
+    const absl::Status ended = device_.Sync(*stream_);
+    if (lost_.ok() && IsDeviceLost(ended)) lost_ = WithContext(ended, "when an epoch ended: ");
+  }
+  cache_ = DeviceBuffer();
+  if (use_ != nullptr) use_->kv_cache_bytes = 0;
+  layers_.clear();
+}
+
+std::vector<internal::KernelChoice> DeviceExecutor::Kernels() const {
+  std::vector<std::pair<int, KernelChoice>> choices;
+  for (size_t i = 0; i < trunk_.size(); ++i) {
+    const NodeGroup& group = context_->groups()[i];
+    for (int member = 0; member < group.count; ++member) {
+      for (KernelChoice& choice : trunk_[i]->ChoicesOf(member))
+        choices.emplace_back(group.first + member, std::move(choice));
+    }
+  }
+  for (KernelChoice& choice : head_->Choices()) choices.emplace_back(head_node_, std::move(choice));
+  return KernelReport(graph_, choices);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GraphExecutor>> MakeDeviceExecutor(
+    const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
+    const DeviceOptions& device, const StepRunner::Options& options) {
+  CHECK(device.device != nullptr && weights != nullptr && weights->device != nullptr);
+  if (options.numerics.activations() != NumericsOptions::ACTIVATIONS_A16) {
+    return absl::UnimplementedError(
+        "numerics: on a device activations are fp16 with a power-of-two scale, which goes by the "
+        "name of a16; a8 and f32 are the CPU's: start the coordinator with --activations=a16, or "
+        "the workers with --device=cpu");
+  }
+  RETURN_IF_ERROR(CheckStepNumerics(plan, options.numerics));
+  auto executor = std::make_unique<DeviceExecutor>(plan, std::move(weights), device, options);
+  RETURN_IF_ERROR(executor->Bind(options, plan.world()));
+  return std::unique_ptr<GraphExecutor>(std::move(executor));
+}
+
+absl::StatusOr<std::unique_ptr<StepRunner>> BindRunnerOnDevice(
+    const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
+    const DeviceOptions& device, const StepRunner::Options& options) {
+  CHECK(options.pool != nullptr);
+  ASSIGN_OR_RETURN(std::unique_ptr<GraphExecutor> executor,
+                   MakeDeviceExecutor(plan, std::move(weights), device, options));
+  return StepRunner::Over(plan, std::move(executor), options);
+}
+
+}  // namespace bitshard

@@ -1,0 +1,47 @@
+#include "worker/device/device_groups.h"
+
+namespace bitshard {
+namespace {
+
+using internal::Node;
+
+bool IsColumnParallel(const Node* node) {
+  return node != nullptr && node->has_linear() && node->linear().segment_cols() == 0 &&
+         node->inputs_size() == 1 && node->outputs_size() == 1;
+}
+
+// Adds `value` to something else, and nobody else reads it.
+bool IsResidualOf(const GraphView& graph, const Node* node, uint32_t value) {
+  return node != nullptr && node->has_residual_add() && node->inputs_size() == 2 &&
+         node->outputs_size() == 1 && (node->inputs(0) == value || node->inputs(1) == value) &&
+         graph.reads(value) == 1;
+}
+
+int CountFrom(const GraphView& graph, int first) {
+  const Node* const head = graph.node(first);
+  int count = 1;
+  if (head->has_all_reduce() && head->outputs_size() == 1) {
+    return IsResidualOf(graph, graph.node(first + 1), head->outputs(0)) ? 2 : 1;
+  }
+  if (!IsColumnParallel(head)) return 1;
+  while (count < kMaxLinearMembers) {
+    const Node* const next = graph.node(first + count);
+    if (!IsColumnParallel(next) || next->inputs(0) != head->inputs(0)) break;
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
+std::vector<NodeGroup> GroupForDevice(const internal::ModelGraph& graph) {
+  const GraphView view(graph);
+  std::vector<NodeGroup> groups;
+  for (int first = 0; first < graph.nodes_size();) {
+    groups.push_back({.first = first, .count = CountFrom(view, first)});
+    first += groups.back().count;
+  }
+  return groups;
+}
+
+}  // namespace bitshard

@@ -1,0 +1,50 @@
+// gated_act: activation(gate) * up, and on the way the form in which the next matrix reads it.
+#include "worker/ops/gated_act.h"
+
+#include <memory>
+
+#include "kernels/base/status_macros.h"
+#include "worker/device/device_op.h"
+
+namespace bitshard {
+namespace {
+
+using internal::Node;
+
+class DeviceGatedAct final : public DeviceOp {
+ public:
+  explicit DeviceGatedAct(const DeviceKernels::GatedRows& rows) : rows_(rows) {}
+
+  absl::Status Enqueue(const DeviceStep& step) override {
+    if (rows_.width == 0) return absl::OkStatus();  // no columns here
+    DeviceKernels::GatedRows rows = rows_;
+    rows.m = step.tokens;
+    return step.kernels->Gated(rows, *step.stream);
+  }
+
+ private:
+  const DeviceKernels::GatedRows rows_;
+};
+
+absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBindContext& bind) {
+  const Node& node = bind.graph().nodes(group.first);
+  ASSIGN_OR_RETURN(const GatedActPart part, BindGatedAct(node, bind));
+  DeviceKernels::GatedRows rows;
+  rows.gate = part.gate;
+  rows.up = part.up;
+  rows.in_stride = part.width;
+  rows.gelu = part.activation == Activation::kGeluTanh;
+  rows.width = part.width;
+  DevicePrepared* const prepared = bind.prepared().First(node.outputs(0));
+  if (prepared != nullptr) {
+    rows.prepared = &prepared->form;
+    prepared->made = true;
+  }
+  if (prepared == nullptr || bind.prepared().NeedsF32(node.outputs(0))) rows.y = part.out;
+  return std::make_unique<DeviceGatedAct>(rows);
+}
+
+const RegisterDeviceOp kRegistered(Node::kGatedAct, "gated_act", &Bind);
+
+}  // namespace
+}  // namespace bitshard

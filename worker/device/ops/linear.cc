@@ -1,0 +1,161 @@
+// linear: the matrices of a group in one launch, column-parallel into f32; or one row-parallel
+// matrix into int64 sums with their poison counts behind them.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/status_macros.h"
+#include "worker/device/device_op.h"
+#include "worker/ops/linear_parts.h"
+
+namespace bitshard {
+namespace {
+
+using internal::Node;
+
+// The activations of a group. Who makes the value prepares them, else the first group that reads
+// them.
+struct Input {
+  const DeviceActivations* form = nullptr;
+  const float* x = nullptr;
+  bool prepares = false;
+
+  absl::Status Enqueue(const DeviceStep& step) const {
+    if (!prepares) return absl::OkStatus();
+    return step.kernels->Prepare(x, form->cols, step.tokens, *form, *step.stream);
+  }
+};
+
+absl::StatusOr<Input> BindInput(uint32_t value, int64_t segment_cols, DeviceBindContext& bind) {
+  DevicePrepared* const prepared = bind.prepared().Find(value, segment_cols);
+  if (prepared == nullptr) return absl::InternalError("nothing prepares its input");
+  Input input;
+  input.form = &prepared->form;
+  input.x = bind.f32(value);
+  input.prepares = !std::exchange(prepared->made, true);
+  return input;
+}
+
+class DeviceLinearGroup final : public DeviceOp {
+ public:
+  struct Member {
+    DeviceLinear linear;
+    KernelChoice choice;
+    int node = 0;  // in the group
+  };
+
+  DeviceLinearGroup(const std::vector<Member>& members, const Input& input) : input_(input) {
+    for (const Member& member : members) {
+      linears_.push_back(member.linear);
+      choices_.emplace_back(member.node, member.choice);
+    }
+  }
+
+  absl::Status Enqueue(const DeviceStep& step) override {
+    if (linears_.empty()) return absl::OkStatus();  // no rows here
+    RETURN_IF_ERROR(input_.Enqueue(step));
+    return step.kernels->Linear(linears_, *input_.form, step.tokens, *step.stream);
+  }
+
+  std::vector<KernelChoice> ChoicesOf(int member) const override {
+    std::vector<KernelChoice> choices;
+    for (const auto& [node, choice] : choices_) {
+      if (node == member) choices.push_back(choice);
+    }
+    return choices;
+  }
+
+ private:
+  const Input input_;
+  std::vector<DeviceLinear> linears_;
+  std::vector<std::pair<int, KernelChoice>> choices_;
+};
+
+class DeviceRowParallel final : public DeviceOp {
+ public:
+  // Without a matrix: a rank that owns no columns adds nothing.
+  DeviceRowParallel(const DeviceLinear& linear, KernelChoice choice, const Input& input,
+                    int64_t rows)
+      : linear_(linear), choice_(std::move(choice)), input_(input), rows_(rows) {}
+
+  absl::Status Enqueue(const DeviceStep& step) override {
+    const int64_t m = step.tokens;
+    int64_t* const poison = linear_.sums + m * rows_;
+    const bool none = linear_.w == nullptr;
+    RETURN_IF_ERROR(step.device->Fill(
+        none ? linear_.sums : poison, 0,
+        static_cast<size_t>(none ? m * (rows_ + 1) : m) * sizeof(int64_t), *step.stream));
+    if (none) return absl::OkStatus();
+    RETURN_IF_ERROR(input_.Enqueue(step));
+    DeviceLinear linear = linear_;
+    linear.poison = poison;
+    return step.kernels->Linear(absl::MakeConstSpan(&linear, 1), *input_.form, m, *step.stream);
+  }
+
+  std::vector<KernelChoice> ChoicesOf(int member) const override {
+    if (linear_.w == nullptr || member != 0) return {};
+    return {choice_};
+  }
+
+ private:
+  const DeviceLinear linear_;
+  const KernelChoice choice_;
+  const Input input_;
+  const int64_t rows_;
+};
+
+absl::StatusOr<std::unique_ptr<DeviceOp>> BindRowParallel(const Node& node,
+                                                          DeviceBindContext& bind) {
+  const internal::Linear& spec = node.linear();
+  int64_t rows = 0, cols = 0;
+  RETURN_IF_ERROR(CheckLinear(node, bind, &rows, &cols));
+  const int64_t segment_cols = static_cast<int64_t>(spec.segment_cols());
+  DeviceLinear linear;
+  ASSIGN_OR_RETURN(linear.w, bind.Matrix(spec.weight()));
+  linear.sums = bind.i64(node.outputs(0));
+  linear.stride = rows;
+  linear.segments_total = static_cast<int64_t>(spec.segments_total());
+  Input input;
+  KernelChoice choice;
+  if (linear.w != nullptr) {
+    ASSIGN_OR_RETURN(input, BindInput(node.inputs(0), segment_cols, bind));
+    ASSIGN_OR_RETURN(choice, bind.kernels().ChooseLinear(linear.w->spec, segment_cols));
+  }
+  return std::make_unique<DeviceRowParallel>(linear, std::move(choice), input, rows);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBindContext& bind) {
+  const Node& first = bind.graph().nodes(group.first);
+  if (first.linear().segment_cols() != 0) return BindRowParallel(first, bind);
+  std::vector<DeviceLinearGroup::Member> members;
+  for (int i = 0; i < group.count; ++i) {
+    const Node& node = bind.graph().nodes(group.first + i);
+    const internal::Linear& spec = node.linear();
+    int64_t rows = 0, cols = 0;
+    RETURN_IF_ERROR(NodeError(node, CheckLinear(node, bind, &rows, &cols)));
+    DeviceLinearGroup::Member member;
+    member.node = i;
+    ASSIGN_OR_RETURN(member.linear.w, bind.Matrix(spec.weight()));
+    if (member.linear.w == nullptr) continue;  // this rank has no rows of it
+    member.linear.y = bind.f32(node.outputs(0));
+    member.linear.stride = rows;
+    if (spec.has_bias()) {
+      ASSIGN_OR_RETURN(member.linear.bias, bind.Vector(spec.bias(), rows));
+    }
+    absl::StatusOr<KernelChoice> choice =
+        bind.kernels().ChooseLinear(member.linear.w->spec, /*segment_cols=*/0);
+    RETURN_IF_ERROR(NodeError(node, choice.status()));
+    member.choice = *std::move(choice);
+    members.push_back(std::move(member));
+  }
+  Input input;
+  if (!members.empty()) {
+    ASSIGN_OR_RETURN(input, BindInput(first.inputs(0), /*segment_cols=*/0, bind));
+  }
+  return std::make_unique<DeviceLinearGroup>(members, input);
+}
+
+const RegisterDeviceOp kRegistered(Node::kLinear, "linear", &Bind);
+
+}  // namespace
+}  // namespace bitshard

@@ -1,0 +1,166 @@
+#include "worker/device/worker_device.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/device_limits.h"
+#include "worker/collective/device_collective.h"
+#include "worker/device/device_executor.h"
+#include "worker/device/device_op.h"
+#include "worker/device/device_weights.h"
+
+namespace bitshard {
+namespace {
+
+// Of the arithmetic of device_kernels.h: another number, other bits.
+constexpr int kNumericsVersion = 1;
+
+bool HasCuda() {
+  const std::vector<std::string> kinds = DeviceKinds();
+  return std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end();
+}
+
+// Sums between ranks that cannot reach each other's memory go through the host's.
+absl::Status CheckPeers(const DeviceFacts& facts, uint32_t local_ranks) {
+  if (local_ranks <= 1) return absl::OkStatus();
+  const absl::Status room = CheckSharedMemory(static_cast<int>(local_ranks));
+  if (facts.peer_warning.empty()) {
+    if (!room.ok()) LogWarning("worker: {}", std::string(room.message()));
+    return absl::OkStatus();
+  }
+  LogWarning("worker: {}", facts.peer_warning);
+  return room;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WorkerDevice>> WorkerDevice::Open(const WorkerOptions& options) {
+  const AskedDevice& asked = options.device;
+  if (asked.kind == AskedDevice::Kind::kCpu) return nullptr;
+  absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("cuda", asked.index);
+  if (!device.ok()) {
+    if (asked.kind == AskedDevice::Kind::kCuda) return device.status();
+    // A program without GPUs that was asked for nothing has nothing to explain.
+    if (asked.told || HasCuda()) {
+      LogInfo("worker: {}: the CPU, because: {}", asked.told ? "--device=auto" : "no --device",
+              std::string(device.status().message()));
+    }
+    return nullptr;
+  }
+  if (options.collectives.size() == 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--collective=", options.collectives[0],
+                     " is how ranks on CPUs meet, and this worker computes on a GPU, whose ranks "
+                     "meet over ",
+                     absl::StrJoin(DeviceCollectives((*device)->facts().kind), ", "),
+                     "; leave --collective at auto, or use --device=cpu"));
+  }
+  const DeviceFacts& facts = (*device)->facts();
+  RETURN_IF_ERROR(CheckPeers(facts, options.local_ranks));
+  ASSIGN_OR_RETURN(const DeviceMemory memory, (*device)->Mem());
+  ASSIGN_OR_RETURN(const uint64_t bytes, ParseMemory(options.memory, memory.free_bytes));
+  if (bytes > memory.free_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--memory=", options.memory, ": ", facts.kind, ":", facts.index, " (",
+                     facts.name, ") has ", memory.free_bytes, " of ", memory.total_bytes,
+                     " bytes free; give less, or a share such as 90%"));
+  }
+  LogInfo(
+      "worker: device={}:{} name=\"{}\" architecture={} driver={} free_bytes={} total_bytes={} "
+      "may_use_bytes={}",
+      facts.kind, facts.index, facts.name, facts.architecture, facts.driver, memory.free_bytes,
+      memory.total_bytes, bytes);
+  return std::unique_ptr<WorkerDevice>(new WorkerDevice(*std::move(device), bytes));
+}
+
+void WorkerDevice::Describe(internal::Register& out) const {
+  const DeviceFacts& facts = device_->facts();
+  out.set_device(absl::StrCat(facts.kind, ":", facts.index, " ", facts.name));
+  out.set_isa(facts.architecture);
+  out.set_memory_bytes(memory_bytes_);
+  out.set_bandwidth_bytes_per_s(facts.bandwidth_bytes_per_s);
+  // Never that of a CPU, which is hex digits. How tensor cores add is the architecture's own.
+  out.set_numerics_digest(
+      absl::StrCat(facts.kind, " ", facts.architecture, " fp16 v", kNumericsVersion));
+  std::vector<std::string> ops = RegisteredDeviceOps();
+  ops.push_back("lm_head");
+  ops.push_back("sample");
+  std::sort(ops.begin(), ops.end());
+  for (std::string& op : ops) out.add_ops(std::move(op));
+  for (const std::string& name : DeviceCollectives(facts.kind)) out.add_collectives(name);
+  out.set_device_id(DeviceIdentity(*device_));
+}
+
+absl::StatusOr<std::shared_ptr<const LoadedWeights>> WorkerDevice::Load(
+    const internal::RankPlan& plan, ThreadPool& pool, const LoadProgressFn& progress) {
+  use_.weight_bytes = 0;
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<WeightSink> sink,
+      MakeDeviceWeightSink(*device_, static_cast<size_t>(plan.graph().weights_size()), pool));
+  ASSIGN_OR_RETURN(std::shared_ptr<const LoadedWeights> weights,
+                   LoadWeights(plan, pool, progress, memory_bytes_, sink.get()));
+  use_.weight_bytes = weights->device->bytes();
+  return weights;
+}
+
+absl::StatusOr<std::unique_ptr<StepRunner>> WorkerDevice::Bind(
+    const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
+    StepRunner::Options options) {
+  const uint64_t weight_bytes = weights->device->bytes();
+  options.max_workspace_bytes = memory_bytes_ - std::min(memory_bytes_, weight_bytes);
+  ASSIGN_OR_RETURN(std::unique_ptr<StepRunner> runner,
+                   BindRunnerOnDevice(plan, std::move(weights),
+                                      {.device = device_.get(), .use = &use_}, options));
+  const DeviceMemoryNeed need = {.weight_bytes = weight_bytes,
+                                 .kv_bytes = runner->CacheBytesPerBlock(),
+                                 .workspace_bytes = runner->WorkspaceBytes()};
+  DeviceMemory budget;
+  budget.free_bytes = memory_bytes_;
+  budget.total_bytes = device_->facts().total_bytes;
+  RETURN_IF_ERROR(ExplainMemory(device_->facts(), budget, need));
+  return runner;
+}
+
+absl::StatusOr<std::unique_ptr<Collective>> WorkerDevice::Join(
+    const internal::JoinCommunicator& join, int rank, int world, const TellRanksFn& tell,
+    const std::atomic<bool>& stop) {
+  DeviceGroup group;
+  group.id = join.id();
+  group.epoch = join.epoch();
+  group.rank = rank;
+  group.world = world;
+  group.tell = tell;
+  group.device = device_.get();
+  group.operation_timeout = absl::Milliseconds(join.operation_timeout_ms());
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<DeviceCollective> joined,
+      JoinDeviceCollective(join.collective(), group, absl::Milliseconds(join.timeout_ms()), &stop));
+  return std::unique_ptr<Collective>(std::move(joined));
+}
+
+void WorkerDevice::AddMemory(internal::MemoryReport& report) const {
+  const auto add = [&report](const char* part, uint64_t bytes) {
+    internal::MappedPart& mapping = *report.add_mappings();
+    mapping.set_part(part);
+    mapping.set_bytes(bytes);
+  };
+  report.set_kv_cache_bytes(use_.kv_cache_bytes);
+  report.set_workspace_bytes(use_.workspace_bytes);
+  add("device_weights", use_.weight_bytes);
+  add("device_kv_cache", use_.kv_cache_bytes);
+  add("device_workspace", use_.workspace_bytes);
+  add("device_pinned_host", use_.pinned_bytes);
+  if (const absl::StatusOr<DeviceMemory> memory = device_->Mem(); memory.ok()) {
+    add("device_free", memory->free_bytes);
+    add("device_total", memory->total_bytes);
+  }
+}
+
+}  // namespace bitshard

@@ -1,0 +1,50 @@
+// What computes a rank's graph in a step: the CPU (cpu_executor.h) or an accelerator
+// (worker/device/device_executor.h). Turn order, checks of plans, slots, agreement and results are
+// the runner's, the same over all of them.
+//
+// Owned by the runner and used by the step thread. Run allocates nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "proto/worker.pb.h"
+#include "worker/collective/collective.h"
+#include "worker/ops/op.h"
+#include "worker/step/step_runner.h"
+
+namespace bitshard {
+
+class GraphExecutor {
+ public:
+  virtual ~GraphExecutor() = default;
+
+  // An empty cache of so many blocks, and all that must be ready before the first step. Other ranks
+  // do the same at the same time. `collective` stays until EndEpoch, also after an error.
+  virtual absl::Status StartEpoch(Collective& collective, uint32_t blocks) = 0;
+  // Drops the cache, and the communicator where its turn is. Null: no epoch was running.
+  virtual void EndEpoch(std::unique_ptr<Collective> collective) = 0;
+
+  // All nodes, for a step that has tokens. Errors as Op::Run.
+  virtual absl::Status Run(StepState& step, StepProgress& progress) = 0;
+  // [tokens, hidden size] on the host, of a step that reads them (StepState::reads_hidden).
+  virtual const float* final_hidden() const = 0;
+
+  // Takes the host's memory for a piece of the cache beyond the blocks below `used_blocks`; false
+  // when there is enough.
+  virtual bool TakeCacheAhead(uint32_t used_blocks) = 0;
+
+  // One a distinct choice, in the order of their first nodes.
+  virtual std::vector<internal::KernelChoice> Kernels() const = 0;
+  // All layers; 0 on a rank without attention heads.
+  virtual uint64_t CacheBytesPerBlock() const = 0;
+  // Buffers made at bind, in the memory that also holds weights and cache.
+  virtual uint64_t WorkspaceBytes() const = 0;
+  // That memory is the host's, where the runner's slots are.
+  virtual bool on_host() const = 0;
+};
+
+}  // namespace bitshard
