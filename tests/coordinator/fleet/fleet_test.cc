@@ -135,7 +135,6 @@ class ScriptedWorker {
     context_.TryCancel();
     if (!finished_) Finish();
   }
-  uint32_t rank() const { return rank_; }
   // Waits for the coordinator to end the stream.
   grpc::Status Finish() {
     finished_ = true;
