@@ -34,7 +34,7 @@ home=/srv/stranger
 clean_up() {
   local mounted
   # The mounts first: what is removed must be ours.
-  for mounted in dev/shm dev/pts dev sys proc wheels; do umount -l "$root/$mounted" 2> /dev/null || true; done
+  for mounted in run/netns dev/shm dev/pts dev sys proc wheels; do umount -l "$root/$mounted" 2> /dev/null || true; done
   if ((keep)); then echo "kept: $root"; else rm -rf --one-file-system "$base"; fi
 }
 trap clean_up EXIT
