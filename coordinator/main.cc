@@ -109,6 +109,7 @@ WorkerFleet::Options FleetOptions(const CoordinatorOptions& options, const Model
   group.instance = absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
   group.numerics.set_activations(options.activations);
   group.numerics.set_kv_cache_type(options.kv_cache_type);
+  group.numerics.set_nondeterministic(!options.deterministic);
   group.numerics.set_require_fast_kernels(options.require_fast_kernels);
   group.numerics.set_block_tokens(kBlockTokens);
   group.numerics.set_max_step_tokens(options.token_budget);

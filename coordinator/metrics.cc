@@ -56,6 +56,12 @@ std::string MainKernel(const std::vector<internal::KernelChoice>& kernels) {
   return main == nullptr ? "none" : main->kernel();
 }
 
+// By rank 0, as MainKernel.
+std::string NumericsOf(const GroupSnapshot& group) {
+  if (group.ranks.empty() || group.ranks[0].kernels.empty()) return "none";
+  return group.ranks[0].deterministic ? "deterministic" : "nondeterministic";
+}
+
 struct CallSeries {
   MetricValue* started;
   std::array<MetricValue*, RequestLedger::kCodes> handled;
@@ -263,8 +269,8 @@ void CoordinatorMetrics::Impl::CollectGroup(const GroupSnapshot& snapshot) {
   page.SetInfo("model_info",
                {info.family, info.weight_formats,
                 snapshot.ranks.empty() ? "none" : MainKernel(snapshot.ranks[0].kernels),
-                info.kv_cache_type, info.activations, absl::StrCat(info.world),
-                absl::StrCat(info.context_tokens), info.fingerprint});
+                info.kv_cache_type, info.activations, NumericsOf(snapshot),
+                absl::StrCat(info.world), absl::StrCat(info.context_tokens), info.fingerprint});
 }
 
 CoordinatorMetrics::CoordinatorMetrics(const Info& info) : impl_(std::make_unique<Impl>(info)) {

@@ -114,10 +114,13 @@ void AddInfo(Table& t) {
         "one: the linear kernel that runs most layers on rank 0; none before a group is ready"},
        {"kv_dtype", {}, "one"},
        {"activations", {}, "one"},
+       {"numerics",
+        {},
+        "one: deterministic or nondeterministic, as rank 0 runs; none before a group is ready"},
        {"tp", {}, "one"},
        {"max_model_len", {}, "one"},
        {"fingerprint", {}, "one"}},
-      "Constant 1.", "From the start; `kernel` once a group is ready.");
+      "Constant 1.", "From the start; `kernel` and `numerics` once a group is ready.");
   t.Labelled("cache_config_info", kGauge, "",
              {{"block_size", {}, "one"},
               {"num_blocks", {}, "one: 0 before a group is ready"},

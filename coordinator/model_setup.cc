@@ -11,6 +11,7 @@
 
 #include "coordinator/models/model_builder.h"
 #include "coordinator/shard/shard.h"
+#include "coordinator/synthetic/synthetic_checkpoint.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "proto/version.h"
@@ -52,7 +53,7 @@ absl::StatusOr<std::vector<internal::RankPlan>> ModelSetup::Plans(const std::vec
 
 absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions& options) {
   auto setup = std::make_unique<ModelSetup>();
-  ASSIGN_OR_RETURN(setup->checkpoint, OpenCheckpoint(options.model));
+  ASSIGN_OR_RETURN(setup->checkpoint, OpenModel(options.model));
   const Checkpoint& checkpoint = setup->checkpoint;
 
   absl::StatusOr<internal::ModelGraph> graph = BuildModelGraph(checkpoint.config, checkpoint.index);
@@ -93,9 +94,9 @@ absl::StatusOr<std::unique_ptr<ModelSetup>> SetUpModel(const CoordinatorOptions&
   }
   served.names = options.served_names.empty() ? std::vector<std::string>{DefaultName(checkpoint)}
                                               : options.served_names;
-  served.fingerprint =
-      absl::StrCat(checkpoint.model_digest().substr(0, 32), "-", options.activations_name, "-",
-                   options.kv_cache_name, "-", kBuildVersion);
+  served.fingerprint = absl::StrCat(
+      checkpoint.model_digest().substr(0, 32), "-", options.activations_name, "-",
+      options.kv_cache_name, options.deterministic ? "" : "-nondeterministic", "-", kBuildVersion);
   served.family = setup->graph.family();
   served.context_tokens =
       static_cast<uint32_t>(std::min<uint64_t>(setup->graph.context_length(), UINT32_MAX));

@@ -18,6 +18,8 @@
 #include "absl/strings/strip.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/tensor/kv_type_by_name.h"
+#include "proto/cache_type.h"
 #include "proto/version.h"
 
 ABSL_FLAG(std::string, model, "",
@@ -52,6 +54,10 @@ ABSL_FLAG(std::string, activations, "a16",
           "a16: 16-bit fixed point, as good as f32 and faster; a8: 8 bits, faster still, loses "
           "some quality; f32: the exact path");
 ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16, f32, int8 or fp8_e4m3");
+ABSL_FLAG(
+    bool, deterministic, true,
+    "the same bits for any batch and number of workers; false: on GPUs faster sums over ranks, "
+    "whose bits depend on both (the CPU has no others)");
 ABSL_FLAG(std::string, require_kernels, "any",
           "fast: refuse to start when anything would run on a fallback kernel; any: report it");
 ABSL_FLAG(int, kv_blocks, 0, "KV blocks of 16 tokens on every rank; 0 = by --kv-cache-bytes");
@@ -170,19 +176,11 @@ absl::Status ReadNumerics(CoordinatorOptions& options) {
     return BadFlag("activations", options.activations_name, "use a16, a8 or f32");
   }
   options.kv_cache_name = absl::GetFlag(FLAGS_kv_cache_dtype);
-  if (options.kv_cache_name == "bf16") {
-    options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_BF16;
-  } else if (options.kv_cache_name == "f16") {
-    options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_F16;
-  } else if (options.kv_cache_name == "f32") {
-    options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_F32;
-  } else if (options.kv_cache_name == "int8") {
-    options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_INT8;
-  } else if (options.kv_cache_name == "fp8_e4m3") {
-    options.kv_cache_type = internal::NumericsOptions::CACHE_TYPE_FP8_E4M3;
-  } else {
+  const auto cache_type = CacheTypeByName(options.kv_cache_name);
+  if (!KvTypeByName(options.kv_cache_name) || !cache_type)
     return BadFlag("kv-cache-dtype", options.kv_cache_name, "use bf16, f16, f32, int8 or fp8_e4m3");
-  }
+  options.kv_cache_type = *cache_type;
+  options.deterministic = absl::GetFlag(FLAGS_deterministic);
   const std::string kernels = absl::GetFlag(FLAGS_require_kernels);
   if (kernels != "any" && kernels != "fast")
     return BadFlag("require-kernels", kernels, "use any or fast");

@@ -33,6 +33,7 @@ struct CoordinatorOptions {
   internal::NumericsOptions::Activations activations = internal::NumericsOptions::ACTIVATIONS_A16;
   internal::NumericsOptions::CacheType kv_cache_type = internal::NumericsOptions::CACHE_TYPE_BF16;
   std::string activations_name, kv_cache_name;  // "a16", "bf16"
+  bool deterministic = true;
   bool require_fast_kernels = false;
   std::optional<uint32_t> kv_blocks;
   uint64_t kv_bytes = 0;  // per rank; without kv_blocks

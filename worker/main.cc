@@ -240,17 +240,6 @@ int Main(int argc, char** argv) {
   if (options->exit_with_parent) DieWithParent(parent);
   const sigset_t signals = BlockSignals();
 
-  std::unique_ptr<WorkerMetrics> metrics;
-  if (options->metrics_port) {
-    auto served = WorkerMetrics::Serve(options->metrics_host, *options->metrics_port, kBuildVersion,
-                                       std::string(IsaName(options->isa)));
-    if (!served.ok()) {
-      std::fprintf(stderr, "bitshard-worker: %s\n", std::string(served.status().message()).c_str());
-      return kExitBadFlags;
-    }
-    metrics = *std::move(served);
-  }
-
   std::unique_ptr<ScoreLog> score_log;
   if (!options->score_log.empty()) {
     auto opened = ScoreLog::Open(options->score_log);
@@ -266,6 +255,21 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "bitshard-worker: --device: %s\n",
                  std::string(device.status().message()).c_str());
     return kExitBadFlags;
+  }
+
+  std::unique_ptr<WorkerMetrics> metrics;
+  if (options->metrics_port) {
+    WorkerMetrics::Build build = {kBuildVersion, "cpu", std::string(IsaName(options->isa))};
+    if (*device != nullptr) {
+      build.backend = (*device)->facts().kind;
+      build.isa = (*device)->facts().architecture;
+    }
+    auto served = WorkerMetrics::Serve(options->metrics_host, *options->metrics_port, build);
+    if (!served.ok()) {
+      std::fprintf(stderr, "bitshard-worker: %s\n", std::string(served.status().message()).c_str());
+      return kExitBadFlags;
+    }
+    metrics = *std::move(served);
   }
 
   const auto before_probe = std::chrono::steady_clock::now();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -16,7 +17,6 @@ namespace {
 constexpr auto kCounter = MetricType::kCounter;
 constexpr auto kGauge = MetricType::kGauge;
 constexpr auto kHistogram = MetricType::kHistogram;
-constexpr char kBackend[] = "cpu";
 
 const MetricBuckets kStep = {
     "STEP", {.001, .002, .004, .006, .008, .01, .015, .02, .025, .03, .04, .05, .075, .1,
@@ -25,7 +25,8 @@ const MetricBuckets kCollective = {
     "COLLECTIVE", {.000001, .000002, .000005, .00001, .00002, .00005, .0001, .0002, .0005, .001,
                    .002,    .005,    .01,     .02,    .05,    .1,     .2,    .5,    1,     5}};
 
-const char* const kPhases[] = {"gemm", "attention", "collective", "other"};
+enum Phase : size_t { kGemm, kAttention, kBetweenRanks, kDevice, kOther };
+const char* const kPhases[] = {"gemm", "attention", "collective", "device", "other"};
 const char* const kOps[] = {"allreduce", "allgather", "broadcast"};
 const char* const kBringUpPhases[] = {"process_start", "kernel_probe", "registration", "read",
                                       "pack",          "load",         "bind",         "join",
@@ -43,18 +44,22 @@ std::vector<std::string> ErrorNames() {
   return names;
 }
 
-// Place in kPhases of an op of this kind ("linear+linear+linear").
-size_t PhaseOf(const std::string& kind) {
-  if (absl::StrContains(kind, "attention")) return 1;
-  if (absl::StrContains(kind, "linear") || absl::StrContains(kind, "lm_head")) return 0;
-  return 3;
+// Of an op of this kind ("linear+linear+linear"), as StepProfile names it.
+Phase PhaseOf(const std::string& kind) {
+  if (kind == "device") return kDevice;
+  if (absl::StrContains(kind, "attention")) return kAttention;
+  if (absl::StrContains(kind, "linear") || absl::StrContains(kind, "lm_head")) return kGemm;
+  // On the CPU a watcher sees these.
+  if (absl::StartsWith(kind, "device all_reduce")) return kBetweenRanks;
+  return kOther;
 }
 
 }  // namespace
 
 // Makes every series of the rank that has no open label.
 struct WorkerMetrics::RankSeries {
-  RankSeries(MetricPage& page, uint32_t number) : rank(absl::StrCat(number)) {
+  RankSeries(MetricPage& page, uint32_t number, const std::string& collective)
+      : rank(absl::StrCat(number)) {
     for (MetricDef def : WorkerMetricTable()) {
       if (def.labels.empty() || def.labels[0].name != "rank") continue;
       def.labels[0].values = {rank};
@@ -69,8 +74,8 @@ struct WorkerMetrics::RankSeries {
     for (size_t i = 0; i < std::size(kPhases); ++i)
       phase_seconds[i] = page.Histogram("worker_step_seconds", {rank, kPhases[i]});
     for (size_t i = 0; i < std::size(kOps); ++i) {
-      collective_seconds[i] = page.Histogram("collective_seconds", {rank, kOps[i], kBackend});
-      collective_bytes[i] = page.Value("collective_bytes_total", {rank, kOps[i], kBackend});
+      collective_seconds[i] = page.Histogram("collective_seconds", {rank, kOps[i], collective});
+      collective_bytes[i] = page.Value("collective_bytes_total", {rank, kOps[i], collective});
     }
     sampling = page.Histogram("sampling_seconds", {rank});
     outputs = page.Value("worker_output_tokens_total", {rank});
@@ -88,21 +93,21 @@ struct WorkerMetrics::RankSeries {
 
   // Of the bound graph: where the time of each op goes, and what it had used when the last step
   // ended.
-  std::vector<size_t> phase_of_op;
+  std::vector<Phase> phase_of_op;
   std::vector<char> samples;
   std::vector<int64_t> seen_ns;
   int64_t collective_ns = 0;  // since the last step's end
 };
 
-WorkerMetrics::WorkerMetrics() : page_(WorkerMetricTable(), {}) {}
+WorkerMetrics::WorkerMetrics(const Build& build)
+    : page_(WorkerMetricTable(), {}),
+      collective_(build.backend == "cuda" ? "nccl" : build.backend) {}
 WorkerMetrics::~WorkerMetrics() { page_.SetCollector(nullptr); }
 
 absl::StatusOr<std::unique_ptr<WorkerMetrics>> WorkerMetrics::Serve(const std::string& host,
-                                                                    int port,
-                                                                    const std::string& version,
-                                                                    const std::string& isa) {
-  std::unique_ptr<WorkerMetrics> metrics(new WorkerMetrics());
-  metrics->page_.SetInfo("worker_build_info", {version, kBackend, isa});
+                                                                    int port, const Build& build) {
+  std::unique_ptr<WorkerMetrics> metrics(new WorkerMetrics(build));
+  metrics->page_.SetInfo("worker_build_info", {build.version, build.backend, build.isa});
   metrics->page_.SetCollector([page = &metrics->page_] { SetProcessMetrics(*page); });
   absl::Status status = metrics->page_.Serve(host, port);
   if (!status.ok()) return status;
@@ -116,7 +121,7 @@ void WorkerMetrics::OnMachine(uint64_t read_bytes_per_s, double flops_per_s) {
 
 void WorkerMetrics::OnAssigned(uint32_t rank) {
   if (rank_ != nullptr && rank_->rank == absl::StrCat(rank)) return;
-  rank_ = std::make_unique<RankSeries>(page_, rank);
+  rank_ = std::make_unique<RankSeries>(page_, rank, collective_);
 }
 
 void WorkerMetrics::OnLoaded(const LoadedWeights& weights, absl::Duration took) {
@@ -186,9 +191,11 @@ void WorkerMetrics::OnStep(absl::Duration took, uint64_t outputs, const StepWork
     seconds[series.phase_of_op[i]] += spent;
     if (series.samples[i]) sampling += spent;
   }
-  // Collectives are inside ops of no phase, and between them.
-  seconds[2] = static_cast<double>(std::exchange(series.collective_ns, 0)) * 1e-9;
-  seconds[3] = std::max(0., absl::ToDoubleSeconds(took) - seconds[0] - seconds[1] - seconds[2]);
+  // Those that a watcher sees are inside ops of no phase, and between them.
+  seconds[kBetweenRanks] += static_cast<double>(std::exchange(series.collective_ns, 0)) * 1e-9;
+  seconds[kOther] = 0;
+  const double known = std::accumulate(seconds.begin(), seconds.end(), 0.);
+  seconds[kOther] = std::max(0., absl::ToDoubleSeconds(took) - known);
   for (size_t i = 0; i < seconds.size(); ++i) series.phase_seconds[i]->Observe(seconds[i]);
   if (outputs > 0) series.sampling->Observe(sampling);
   series.outputs->Add(outputs);
@@ -223,9 +230,10 @@ std::vector<MetricDef> WorkerMetricTable() {
     return &def;
   };
   const MetricLabel rank = {"rank", {}, "one: this worker's, from its assignment on"};
-  const MetricLabel backend = {"backend", {kBackend}};
   add("worker_build_info", kGauge, "",
-      {{"version", {}, "one"}, backend, {"isa", {}, "one: the widest that kernels may use"}},
+      {{"version", {}, "one"},
+       {"backend", {}, "one: cpu or cuda"},
+       {"isa", {}, "one: the widest that kernels may use; of a GPU its architecture"}},
       "Constant 1.", "From the start.");
   add("worker_kernel_info", kGauge, "nodes",
       {rank,
@@ -239,7 +247,8 @@ std::vector<MetricDef> WorkerMetricTable() {
   add("worker_step_seconds", kHistogram, "seconds", {rank, {"phase", Texts(kPhases)}},
       "Time of a step that had rows, by phase; the phases add up to the step.",
       "At its end. collective: waiting for the other ranks included, so the straggler is the rank "
-      "with most of the rest; other: what is neither matrices nor attention.")
+      "with most of the rest; device: on a GPU all that runs there, unless --profile-ops divides "
+      "it; other: what is neither matrices nor attention.")
       ->buckets = kStep;
   add("worker_steps_total", kCounter, "steps", {rank}, "Steps run, the empty ones too.",
       "At the end of a step.");
@@ -249,10 +258,12 @@ std::vector<MetricDef> WorkerMetricTable() {
       ->buckets = kStep;
   add("worker_output_tokens_total", kCounter, "tokens", {rank},
       "Tokens sampled by the group while this rank was in it.", "At the end of a step.");
-  const std::vector<MetricLabel> collective = {rank, {"op", Texts(kOps)}, backend};
+  const std::vector<MetricLabel> collective = {
+      rank, {"op", Texts(kOps)}, {"backend", {}, "one: cpu, or nccl between GPUs"}};
   add("collective_seconds", kHistogram, "seconds", collective,
       "An operation between ranks, waiting for the others included.",
-      "Around each operation of a step, the comparison of plans and tokens too.")
+      "Around each operation of a step that the host takes part in, the comparison of plans and "
+      "tokens too; not around sums inside a GPU's work.")
       ->buckets = kCollective;
   add("collective_bytes_total", kCounter, "bytes", collective,
       "What this rank put into operations.", "As collective_seconds.");
@@ -265,11 +276,12 @@ std::vector<MetricDef> WorkerMetricTable() {
       "worker_peak_flops_per_second is the use of the arithmetic.",
       "At the end of a step, counted from its plan.");
   add("worker_peak_read_bytes_per_second", kGauge, "bytes", {},
-      "What one thread can read from memory in a second.", "Measured at start.");
+      "What one thread can read from memory in a second; a GPU from its own, by its data sheet.",
+      "Measured at start.");
   add("worker_peak_flops_per_second", kGauge, "operations", {},
       "What the fastest linear kernel does in a second on all compute threads.",
       "At start: the probe's best figure of one thread times the threads; 0 without a probe "
-      "(--isa).");
+      "(--isa, a GPU).");
   add("weight_bytes", kGauge, "bytes",
       {rank, {"format", {}, "packed forms of the model's weights; \"vectors\": norms, biases"}},
       "Weights in memory, tile padding included.", "When they are loaded.");

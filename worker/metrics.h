@@ -25,10 +25,14 @@ namespace bitshard {
 
 class WorkerMetrics final : public CollectiveWatcher {
  public:
+  struct Build {
+    std::string version;
+    std::string backend;  // "cpu", "cuda"
+    std::string isa;      // of a GPU its architecture
+  };
   // Serves http://host:port/metrics, port 0 = any; UNAVAILABLE when the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<WorkerMetrics>> Serve(const std::string& host, int port,
-                                                              const std::string& version,
-                                                              const std::string& isa);
+                                                              const Build& build);
   ~WorkerMetrics() override;
   int port() const { return page_.port(); }
   std::string Page() { return page_.Text(); }
@@ -55,9 +59,10 @@ class WorkerMetrics final : public CollectiveWatcher {
 
  private:
   struct RankSeries;
-  WorkerMetrics();
+  explicit WorkerMetrics(const Build& build);
 
   MetricPage page_;
+  const std::string collective_;      // what ranks meet over, as the label says it
   std::unique_ptr<RankSeries> rank_;  // of the rank that was assigned last; null before
 };
 

@@ -71,6 +71,10 @@ ABSL_FLAG(int, metrics_port, -1,
 ABSL_FLAG(bool, list_metrics, false, "print what the Prometheus page has, as Markdown, and end");
 ABSL_FLAG(std::string, metrics_host, "127.0.0.1", "address that the metrics page listens on");
 ABSL_FLAG(
+    bool, profile_ops, false,
+    "on a GPU: time each op for worker_step_seconds of the metrics page; steps then run launch "
+    "by launch instead of as graphs, slower. On the CPU each op is always timed");
+ABSL_FLAG(
     std::string, score_log, "",
     "folder for a file with the raw logits of every scored or sampled position (`bitshard eval` "
     "reads it); empty = none");
@@ -276,6 +280,10 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   }
   options.metrics_host = absl::GetFlag(FLAGS_metrics_host);
   if (port >= 0) options.metrics_port = port;
+  options.profile_ops = absl::GetFlag(FLAGS_profile_ops);
+  if (options.profile_ops && port < 0)
+    return BadFlag("profile-ops", "true",
+                   "the times are told on the metrics page: give --metrics-port");
 
   options.score_log = absl::GetFlag(FLAGS_score_log);
   options.log_level = absl::GetFlag(FLAGS_log_level);

@@ -41,6 +41,7 @@ struct WorkerOptions {
   std::string gloo_address;              // numeric; "" = of the interface
   std::string metrics_host;
   std::optional<int> metrics_port;  // none: no page
+  bool profile_ops = false;         // on a device the page has its time by kinds of ops
   std::string score_log;            // folder; "" = none
   std::string log_level;
   bool exit_with_parent = false;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -56,6 +57,10 @@ class TensorIndex {
     metadata_[std::move(key)] = std::move(value);
   }
   void set_model_digest(std::string hex) { model_digest_ = std::move(hex); }
+  // No file holds the weights: workers make them of this seed. Files and parts are then names and
+  // sizes for messages and reports (coordinator/synthetic).
+  void set_synthetic_seed(uint64_t seed) { synthetic_seed_ = seed; }
+  std::optional<uint64_t> synthetic_seed() const { return synthetic_seed_; }
 
   const std::vector<CheckpointFile>& files() const { return files_; }
   // In the order of the containers.
@@ -77,6 +82,7 @@ class TensorIndex {
   std::map<std::string, size_t, std::less<>> by_name_;
   std::map<std::string, std::string> metadata_;
   std::string model_digest_;
+  std::optional<uint64_t> synthetic_seed_;
 };
 
 }  // namespace bitshard

@@ -9,6 +9,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
+#include "coordinator/engine/deadline.h"
 #include "coordinator/engine/error_reason.h"
 #include "coordinator/engine/resume.h"
 #include "coordinator/engine/sampling.h"
@@ -165,7 +166,10 @@ void EngineCore::Release(Live& live, absl::Time now) {
 void EngineCore::Cancel(SequenceId id, absl::Time now, absl::string_view why) {
   auto live = live_.find(id);
   if (live == live_.end()) return;
-  if (live->second->request.deadline <= now) {
+  const GenerateRequest& request = live->second->request;
+  const absl::Time begun =
+      request.received == absl::InfinitePast() ? live->second->accepted : request.received;
+  if (EndedByDeadline(begun, request.deadline, now)) {
     EndExpired(id, now);
   } else {
     End(id, absl::CancelledError(why), EndReason::kCancelled, now);

@@ -8,7 +8,7 @@
 
 namespace bitshard {
 
-// 0 for a rank without attention heads.
+// 0 for a rank without attention heads, and for a cache type that workers refuse.
 uint64_t CacheBytesPerBlock(const internal::RankPlan& plan,
                             const internal::NumericsOptions& numerics);
 

@@ -64,11 +64,13 @@ struct RankSnapshot {
   int64_t pid = 0;
   std::string device;
   std::string isa;
+  uint64_t read_bytes_per_s = 0;  // of its memory; 0 = not known
   uint64_t step = 0, op = 0, acked_step = 0;
   bool busy = false;
   absl::Duration heartbeat_age;
   uint64_t done_bytes = 0, total_bytes = 0;  // while loading
   uint64_t weight_bytes = 0, read_bytes = 0, padding_bytes = 0, vector_bytes = 0;
+  bool deterministic = true;  // what it runs, once it has loaded
   internal::MemoryReport memory = {};
   absl::Duration memory_age = absl::InfiniteDuration();  // infinite: there is none yet
   internal::BringUp bring_up = {};

@@ -59,6 +59,15 @@ absl::Status OtherDevice(const internal::Register& mine, const internal::Registe
       "the same --device"));
 }
 
+absl::Status OtherNumerics(const internal::Register& mine, const internal::Register& other) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "its numerics digest is ", Short(mine.numerics_digest()), ", that of pid ", other.pid(),
+      " on ", Short(other.host()), " is ", Short(other.numerics_digest()),
+      ": the two would not compute the same bits",
+      DeviceKind(mine) == "cpu" ? ""
+                                : " (GPUs of two kinds go together with --deterministic=false)"));
+}
+
 absl::Status NothingInCommon(const internal::Register& mine, const internal::Register& other) {
   return absl::FailedPreconditionError(absl::StrCat(
       "it runs on host ", Short(mine.host()), " with the collectives \"",
@@ -117,11 +126,10 @@ absl::Status Group::Acceptable(const internal::Register& registration) const {
       return OtherDevice(registration, other.registration);
     if (options_.require_equal_numerics &&
         other.registration.numerics_digest() != registration.numerics_digest()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "its numerics digest is ", Short(registration.numerics_digest()), ", that of pid ",
-          other.registration.pid(), " on ", Short(other.registration.host()), " is ",
-          Short(other.registration.numerics_digest()),
-          ": the two would not compute the same bits"));
+      const absl::Status differ = OtherNumerics(registration, other.registration);
+      if (!options_.numerics.nondeterministic() || DeviceKind(registration) == "cpu") return differ;
+      LogWarning("fleet: event=other_numerics pid={} host={}: {}", registration.pid(),
+                 registration.host(), std::string(differ.message()));
     }
     together.push_back(&other.registration);
     if (ChooseCollective(together).empty())

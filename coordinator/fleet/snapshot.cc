@@ -55,6 +55,7 @@ GroupSnapshot Group::Snapshot(absl::Time now) const {
     rank.pid = member.registration.pid();
     rank.device = member.registration.device();
     rank.isa = member.registration.isa();
+    rank.read_bytes_per_s = member.registration.bandwidth_bytes_per_s();
     rank.step = member.step;
     rank.op = member.op;
     rank.busy = member.busy;
@@ -66,6 +67,7 @@ GroupSnapshot Group::Snapshot(absl::Time now) const {
     rank.read_bytes = member.loaded.read_bytes();
     rank.padding_bytes = member.loaded.padding_bytes();
     rank.vector_bytes = member.loaded.vector_bytes();
+    rank.deterministic = !member.loaded.nondeterministic();
     rank.memory = member.memory;
     rank.memory_age = now - member.memory_at;
     rank.bring_up = member.bring_up;

@@ -77,6 +77,7 @@ void FillRank(const RankSnapshot& rank, v1::RankStatus* out) {
   out->set_host(rank.host);
   out->set_pid(rank.pid);
   out->set_device(absl::StrCat(rank.device, " ", rank.isa));
+  if (rank.read_bytes_per_s > 0) out->set_read_bytes_per_s(rank.read_bytes_per_s);
   out->set_step(rank.step);
   out->set_acked_step(rank.acked_step);
   if (rank.busy) out->set_op(rank.op);
@@ -85,7 +86,10 @@ void FillRank(const RankSnapshot& rank, v1::RankStatus* out) {
     out->set_loaded_bytes(rank.done_bytes);
     out->set_total_bytes(rank.total_bytes);
   }
-  if (rank.weight_bytes > 0) out->set_weight_bytes(rank.weight_bytes);
+  if (rank.weight_bytes > 0) {
+    out->set_weight_bytes(rank.weight_bytes);
+    out->set_deterministic(rank.deterministic);
+  }
   if (rank.bring_up.total_us() > 0) FillBringUp(rank.bring_up, out->mutable_bring_up());
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "coordinator/engine/deadline.h"
 #include "coordinator/engine/error_reason.h"
 #include "coordinator/frontend/wire.h"
 #include "kernels/base/log.h"
@@ -99,6 +100,9 @@ void GenerationCall::CompileAndSubmit() {
       self->prepared_.engine.grammar = *grammar;
       return self->SubmitOrRefuse();
     }
+    if (absl::IsCancelled(grammar.status())) {
+      if (const absl::Status gone = self->StillWanted(); !gone.ok()) return self->SendRefusal(gone);
+    }
     self->frontend_->metrics->Refused(ReasonOfConstraint(grammar.status()));
     self->SendRefusal(grammar.status());
   };
@@ -110,7 +114,7 @@ void GenerationCall::CompileAndSubmit() {
   {
     absl::MutexLock lock(&cancel_mu_);
     compiling_ = ticket;
-    cancelled = cancelled_;
+    cancelled = cancelled_.has_value();
   }
   if (cancelled) frontend_->grammars->Cancel(ticket);
 }
@@ -131,6 +135,10 @@ void GenerationCall::SendRefusal(const absl::Status& status) {
 absl::Status GenerationCall::StillWanted() {
   absl::MutexLock lock(&cancel_mu_);
   if (!cancelled_) return absl::OkStatus();
+  if (EndedByDeadline(received_, deadline_, *cancelled_)) {
+    frontend_->metrics->Refused(RejectReason::kDeadline);
+    return absl::DeadlineExceededError("the deadline passed before the request was read");
+  }
   frontend_->metrics->Refused(RejectReason::kCancelled);
   return absl::CancelledError("the caller has gone");
 }
@@ -166,7 +174,7 @@ void GenerationCall::CancelInEngine() {
   GrammarCompiler::Ticket compiling = 0;
   {
     absl::MutexLock lock(&cancel_mu_);
-    cancelled_ = true;
+    cancelled_ = absl::Now();
     CancelAll();
     compiling = compiling_;
   }

@@ -69,7 +69,7 @@ class GenerationCall : public RequestSink,
   // For a request with a constraint: submits once it is compiled, on the compiler's thread.
   void CompileAndSubmit();
   void SubmitOrRefuse();
-  // CANCELLED, counted as such, once the caller has gone.
+  // Once the caller has gone, CANCELLED, or DEADLINE_EXCEEDED by its clock; counted as such.
   absl::Status StillWanted() ABSL_LOCKS_EXCLUDED(cancel_mu_);
   absl::Status Submit() ABSL_LOCKS_EXCLUDED(cancel_mu_);
   void CancelAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(cancel_mu_);
@@ -83,7 +83,7 @@ class GenerationCall : public RequestSink,
   std::string trace_;  // of the caller's traceparent, for the log
 
   absl::Mutex cancel_mu_;
-  bool cancelled_ ABSL_GUARDED_BY(cancel_mu_) = false;
+  std::optional<absl::Time> cancelled_ ABSL_GUARDED_BY(cancel_mu_);
   std::vector<RequestHandle> handles_ ABSL_GUARDED_BY(cancel_mu_);     // once submitted
   GrammarCompiler::Ticket compiling_ ABSL_GUARDED_BY(cancel_mu_) = 0;  // 0: never was
 };

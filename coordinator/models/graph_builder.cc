@@ -39,7 +39,8 @@ bool HasAllParts(const TensorInfo& tensor, const WeightFormat& format, uint64_t 
 
 }  // namespace
 
-GraphBuilder::GraphBuilder(const TensorIndex& index) : index_(index) {}
+GraphBuilder::GraphBuilder(const TensorIndex& index, InventTensorFn invent)
+    : index_(index), invent_(std::move(invent)) {}
 
 void GraphBuilder::OpenScope(std::string prefix, std::string label) {
   prefix_ = std::move(prefix);
@@ -70,6 +71,10 @@ uint64_t GraphBuilder::Width(Value value) const {
 uint32_t GraphBuilder::AddWeight(const std::string& name, uint64_t rows, uint64_t cols,
                                  bool vector) {
   if (!status_.ok()) return 0;
+  if (invent_ != nullptr && index_.Find(name) == nullptr) {
+    Fail(invent_(name, rows, cols, vector));
+    if (!status_.ok()) return 0;
+  }
   const TensorInfo* const tensor = index_.Find(name);
   if (tensor == nullptr) {
     Fail(absl::InvalidArgumentError(

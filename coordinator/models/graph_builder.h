@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -23,6 +24,11 @@ namespace bitshard {
 // families, for it fixes the order of summation.
 inline constexpr uint64_t kMlpSegmentCols = 64;
 
+// Where there is no checkpoint (coordinator/synthetic): called with each weight that a family asks
+// for, before it is looked up, so that the index has it.
+using InventTensorFn = std::function<absl::Status(const std::string& name, uint64_t rows,
+                                                  uint64_t cols, bool is_vector)>;
+
 class GraphBuilder {
  public:
   // An activation [tokens, width] of the graph.
@@ -37,7 +43,7 @@ class GraphBuilder {
     uint64_t window = 0;  // keys visible to a query; 0 = all
   };
 
-  explicit GraphBuilder(const TensorIndex& index);
+  explicit GraphBuilder(const TensorIndex& index, InventTensorFn invent = nullptr);
 
   // Names what follows: tensors are looked up under `prefix`, nodes are called `label`.
   void OpenScope(std::string prefix, std::string label);
@@ -77,6 +83,7 @@ class GraphBuilder {
   void Fail(absl::Status status);
 
   const TensorIndex& index_;
+  const InventTensorFn invent_;  // may be null
   internal::ModelGraph graph_;
   std::map<std::string, uint32_t> weight_ids_;
   std::string prefix_;

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-#include "coordinator/models/graph_builder.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
@@ -67,7 +66,8 @@ absl::Status CheckDenseSiluDecoder(const ModelConfig& c, std::string_view family
 }
 
 absl::StatusOr<internal::ModelGraph> BuildModelGraph(const ModelConfig& config,
-                                                     const TensorIndex& index) {
+                                                     const TensorIndex& index,
+                                                     const InventTensorFn& invent) {
   const auto found = Registry().find(config.architecture);
   if (found == Registry().end()) {
     return absl::UnimplementedError(absl::StrCat("architecture '", config.architecture,
@@ -75,7 +75,7 @@ absl::StatusOr<internal::ModelGraph> BuildModelGraph(const ModelConfig& config,
                                                  absl::StrJoin(KnownArchitectures(), ", ")));
   }
   RETURN_IF_ERROR(CheckSizes(config));
-  GraphBuilder g(index);
+  GraphBuilder g(index, invent);
   internal::ModelGraph& graph = g.graph();
   graph.set_family(config.architecture);
   graph.set_hidden_size(config.hidden_size);

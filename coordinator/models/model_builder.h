@@ -14,11 +14,10 @@
 
 #include "coordinator/checkpoint/config.h"
 #include "coordinator/checkpoint/tensor_index.h"
+#include "coordinator/models/graph_builder.h"
 #include "proto/graph.pb.h"
 
 namespace bitshard {
-
-class GraphBuilder;
 
 using BuildModelFn = absl::Status (*)(const ModelConfig& config, GraphBuilder& g);
 
@@ -33,9 +32,10 @@ absl::Status CheckDenseSiluDecoder(const ModelConfig& config, std::string_view f
 // The whole model, uncut: a row-parallel Linear feeds its consumer directly, there is no AllReduce
 // yet. UNIMPLEMENTED for an unknown architecture (lists the known ones) or a tensor in a format
 // that cannot be loaded (lists the formats); INVALID_ARGUMENT when a tensor is missing or its shape
-// contradicts the config.
+// contradicts the config; with `invent` also its errors.
 absl::StatusOr<internal::ModelGraph> BuildModelGraph(const ModelConfig& config,
-                                                     const TensorIndex& index);
+                                                     const TensorIndex& index,
+                                                     const InventTensorFn& invent = nullptr);
 
 // Sorted.
 std::vector<std::string> KnownArchitectures();

@@ -33,7 +33,10 @@ internal::ByteRange RangeOf(const TensorPart& part, const PartShape& shape,
 absl::StatusOr<internal::LoadPlan> MakeLoadPlan(const internal::ModelGraph& graph,
                                                 const TensorIndex& index, const RankCut& cut) {
   internal::LoadPlan plan;
+  const bool synthetic = index.synthetic_seed().has_value();
+  if (synthetic) plan.set_synthetic_seed(*index.synthetic_seed());
   for (const CheckpointFile& file : index.files()) {
+    if (synthetic) break;
     internal::SourceFile* const source = plan.add_files();
     source->set_path(file.path);
     source->set_size_bytes(file.size_bytes);
@@ -59,6 +62,7 @@ absl::StatusOr<internal::LoadPlan> MakeLoadPlan(const internal::ModelGraph& grap
     load->set_row_end(rows.end);
     load->set_col_begin(cols.begin);
     load->set_col_end(cols.end);
+    if (synthetic) continue;
     for (size_t i = 0; i < format->part_count(); ++i) {
       ASSIGN_OR_RETURN(const PartShape shape, format->ShapeOfPart(i, weight.rows(), weight.cols()));
       const PartSlice part_slice = format->SliceOfPart(i, weight.cols(), slice);

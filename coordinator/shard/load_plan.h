@@ -10,6 +10,7 @@
 namespace bitshard {
 
 // `graph` is the whole one. A weight of which the rank has nothing gets an entry without ranges.
+// Synthetic weights have slices alone.
 absl::StatusOr<internal::LoadPlan> MakeLoadPlan(const internal::ModelGraph& graph,
                                                 const TensorIndex& index, const RankCut& cut);
 

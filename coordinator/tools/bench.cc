@@ -3,7 +3,9 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +22,7 @@
 #include "coordinator/tools/client.h"
 #include "coordinator/tools/local_service.h"
 #include "coordinator/tools/progress.h"
+#include "coordinator/tools/synthetic_flags.h"
 #include "coordinator/tools/verb.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/thread_pool.h"
@@ -36,6 +39,7 @@ ABSL_FLAG(int32_t, repeat, 3, "how often everything is measured");
 ABSL_FLAG(std::string, prompt_file, "", "cut prompts out of this text instead of drawing ids");
 ABSL_FLAG(std::string, admin_address, "", "host:port of a running service's admin port");
 ABSL_FLAG(bool, json, false, "one JSON document instead of the table");
+ABSL_FLAG(std::string, json_file, "", "append the JSON document to this file, as one line");
 ABSL_DECLARE_FLAG(std::string, address);
 ABSL_DECLARE_FLAG(std::string, model_name);
 ABSL_DECLARE_FLAG(int64_t, seed);
@@ -51,6 +55,8 @@ std::atomic<bool> interrupted{false};
 
 struct Options {
   std::string model;  // path; may be "" when the service runs already
+  bool local = false;
+  std::optional<SyntheticModel> synthetic;  // then `model` spells it
   std::vector<BenchCase> cases;
   int repeat = 1;
 };
@@ -74,7 +80,16 @@ absl::StatusOr<std::vector<uint32_t>> Numbers(const std::string& flag,
 
 absl::StatusOr<Options> OptionsFromFlags(const std::vector<std::string>& args) {
   Options options;
-  if (absl::GetFlag(FLAGS_local) && args.size() != 1) {
+  ASSIGN_OR_RETURN(options.synthetic, SyntheticModelFromFlags());
+  options.local = absl::GetFlag(FLAGS_local) || options.synthetic;
+  if (options.synthetic) {
+    if (!args.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("--synthetic=", options.synthetic->config,
+                                                     " is the model: \"", args[0],
+                                                     "\" is one too many"));
+    }
+    options.model = Spelled(*options.synthetic);
+  } else if (options.local && args.size() != 1) {
     return absl::InvalidArgumentError(
         "--local needs exactly one model: a GGUF file or a Hugging Face folder");
   }
@@ -84,9 +99,9 @@ absl::StatusOr<Options> OptionsFromFlags(const std::vector<std::string>& args) {
                      "\" or \"", args[1], "\"?"));
   }
   if (!args.empty()) options.model = args[0];
-  if (absl::GetFlag(FLAGS_local) && !absl::GetFlag(FLAGS_admin_address).empty()) {
+  if (options.local && !absl::GetFlag(FLAGS_admin_address).empty()) {
     return absl::InvalidArgumentError(
-        "--admin-address is of a running service, --local starts one");
+        "--admin-address is of a running service, --local and --synthetic start one");
   }
   ASSIGN_OR_RETURN(const auto prefills,
                    Numbers("prefill", absl::GetFlag(FLAGS_prefill), 1, kMaxTokens));
@@ -145,7 +160,8 @@ absl::StatusOr<BenchRun> RunAll(const Options& options) {
   ProgressBar progress;
   BenchTarget target;
   BenchRun run;
-  run.local = absl::GetFlag(FLAGS_local);
+  run.local = options.local;
+  if (options.synthetic) run.note = options.synthetic->Describe();
   if (!options.model.empty()) {
     RETURN_IF_ERROR(target.ReadModel(options.model));
     RETURN_IF_ERROR(CheckContext(options.cases, target.context_tokens()));  // before a start
@@ -171,11 +187,15 @@ absl::StatusOr<BenchRun> RunAll(const Options& options) {
                                                             seed < 0 ? kSeed : seed));
 
   // As many threads as the service may run at once; one that we did not start may use every CPU.
-  const int cpus = AvailableCpus();
-  const PeakMeter meter(threads > 0 ? std::min(threads, cpus) : cpus);
-  run.bounds.peak_threads = meter.threads();
-  run.bounds.peak_instruction = meter.probe().instruction;
-  run.bounds.peaks.emplace();
+  // Of GPUs the service has told it.
+  std::optional<PeakMeter> meter;
+  if (run.bounds.devices == 0) {
+    const int cpus = AvailableCpus();
+    meter.emplace(threads > 0 ? std::min(threads, cpus) : cpus);
+    run.bounds.peak_threads = meter->threads();
+    run.bounds.peak_instruction = meter->probe().instruction;
+    run.bounds.peaks.emplace();
+  }
 
   const auto cpu_clock = [&target] { return target.CpuSeconds(); };
   // Tokens may come in bursts, of a small model all at once, when this process was not run
@@ -194,7 +214,7 @@ absl::StatusOr<BenchRun> RunAll(const Options& options) {
   const size_t total = static_cast<size_t>(options.repeat) * run.lines.size();
   size_t done = 0;
   for (int i = 0; i < options.repeat; ++i) {
-    run.bounds.peaks->TakeBest(meter.Measure());
+    if (meter) run.bounds.peaks->TakeBest(meter->Measure());
     for (BenchLine& line : run.lines) {
       progress.Phase(absl::StrCat(++done, " of ", total, ": ", line.what.Name()));
       ASSIGN_OR_RETURN(BenchSample sample, measure(line.what));
@@ -216,13 +236,14 @@ std::map<std::string, std::string> FlagsAsUsed(const Options& options) {
       {"repeat", absl::StrCat(options.repeat)},
       {"seed", absl::StrCat(absl::GetFlag(FLAGS_seed) < 0 ? kSeed : absl::GetFlag(FLAGS_seed))},
       {"prompt-file", absl::GetFlag(FLAGS_prompt_file)}};
-  if (absl::GetFlag(FLAGS_local)) {
+  if (options.local) {
     const auto local = LocalServiceOptionsFromFlags(options.model);
     flags["model"] = options.model;
     flags["workers"] = absl::StrCat(local->workers);
     flags["threads"] = absl::StrCat(local->threads);
     flags["activations"] = local->activations;
     flags["kv-cache-dtype"] = local->kv_cache_dtype;
+    flags["deterministic"] = local->deterministic ? "true" : "false";
     flags["coordinator-flags"] = list(local->coordinator_flags);
     flags["worker-flags"] = list(local->worker_flags);
   } else {
@@ -235,7 +256,7 @@ std::map<std::string, std::string> FlagsAsUsed(const Options& options) {
 int Run(const std::vector<std::string>& args) {
   absl::StatusOr<Options> options = OptionsFromFlags(args);
   if (!options.ok()) return UsageError("bench", std::string(options.status().message()));
-  if (absl::GetFlag(FLAGS_local)) {
+  if (options->local) {
     const auto local = LocalServiceOptionsFromFlags(options->model);
     if (!local.ok()) return UsageError("bench", std::string(local.status().message()));
   }
@@ -251,6 +272,14 @@ int Run(const std::vector<std::string>& args) {
   run->flags = FlagsAsUsed(*options);
   const std::string text = absl::GetFlag(FLAGS_json) ? BenchJson(*run) : BenchTable(*run);
   std::fwrite(text.data(), 1, text.size(), stdout);
+  if (const std::string path = absl::GetFlag(FLAGS_json_file); !path.empty()) {
+    std::ofstream file(path, std::ios::app);
+    file << BenchJson(*run, /*indent=*/-1) << std::flush;
+    if (!file) {
+      std::fprintf(stderr, "bitshard bench: --json-file=%s: cannot be written\n", path.c_str());
+      return 1;
+    }
+  }
   return 0;
 }
 
@@ -260,7 +289,9 @@ const RegisterVerb kRegistered({
     .help =
         "bitshard bench [MODEL] [--flags]            measures the running service at --address\n"
         "bitshard bench --local MODEL [--flags]      starts a service of MODEL for the "
-        "measurement\n\n"
+        "measurement\n"
+        "bitshard bench --synthetic=CONFIG [--flags] the same of a model whose weights are made, "
+        "not read\n\n"
         "Sends prompts as token ids (by a fixed generator, each used once), greedy and on over end "
         "tokens, and times the\n"
         "answers. Everything is measured --repeat times in turn; figures are medians.\n\n"
@@ -289,7 +320,9 @@ const RegisterVerb kRegistered({
         "read peak\" is printed for\n"
         "  decode lines, with --local, MODEL or --admin-address (which tell the bytes); \"of int "
         "peak\" with --local or MODEL\n"
-        "  (which tell the parameters); else there is \"-\". The share by CPU time needs --local.\n"
+        "  (which tell the parameters); else there is \"-\". The share by CPU time needs --local. "
+        "On GPUs the read peak is that\n"
+        "  of their data sheets, and there is no int peak.\n"
         "Lines under the table name the rows that cannot be right, and why: a busy machine that "
         "did not run this program\n"
         "in time, or a share above 100 %.\n\n"
@@ -302,17 +335,35 @@ const RegisterVerb kRegistered({
         "  --prompt-file=FILE    cut prompts out of this text\n"
         "  --seed=S              of the generator of prompts (1)\n"
         "  --json                one JSON document: machine, model, flags, medians, every sample\n"
+        "  --json-file=FILE      append that document to FILE too, as one line\n"
         "  --address=HOST:PORT   the running service (localhost:50051)\n"
         "  --admin-address=HOST:PORT   its admin port, for what it holds in memory\n"
         "  --model-name=NAME     when the service has several models\n"
-        "With --local:\n"
+        "With --synthetic:\n"
+        "  CONFIG                a Hugging Face config.json, a folder that has one, or a known "
+        "shape (llama-3.1-8b, qwen2.5-7b;\n"
+        "                        a wrong name lists them). The workers make the weights, on a GPU "
+        "in its own memory: no file is\n"
+        "                        read or written, and the same config gives the same numbers "
+        "everywhere. Answers mean nothing\n"
+        "  --synthetic-bits=N    matrices of the layers as compressed-tensors of 2 to 8 bits, "
+        "embedding and head unquantized;\n"
+        "                        16: nothing quantized; without it as the config says\n"
+        "  --synthetic-group=N   columns of a scale group (128); 0: one scale a row\n"
+        "  --synthetic-zeros     with zero points\n"
+        "  --synthetic-shard=I/N only what rank I of N would own, as a model of its own: one GPU's "
+        "part of a larger model,\n"
+        "                        without the sums over ranks\n"
+        "With --local and --synthetic:\n"
         "  --workers=N --threads=N   worker processes (1), threads of each (its share of the "
         "cores)\n"
-        "  --activations, --kv-cache-dtype, --coordinator-flags, --worker-flags, --bin-dir   as "
-        "`bitshard serve` has them\n"
+        "  --activations, --kv-cache-dtype, --deterministic, --coordinator-flags, --worker-flags, "
+        "--bin-dir   as `bitshard serve` has them\n"
         "\nExamples:\n"
         "  bitshard bench --local SmolLM2-135M-Instruct.Q4_1.gguf --threads=1\n"
-        "  bitshard bench --address=localhost:50051 --concurrent=8,32 --prefill= --json\n",
+        "  bitshard bench --address=localhost:50051 --concurrent=8,32 --prefill= --json\n"
+        "  bitshard bench --synthetic=llama-3.1-70b --synthetic-bits=4 --synthetic-shard=0/8 "
+        "--device=cuda\n",
     .run = &Run,
 });
 

@@ -184,9 +184,14 @@ std::string BenchTable(const BenchRun& run) {
   if (run.workers > 0)
     absl::StrAppend(&out, run.workers, run.workers == 1 ? " worker, " : " workers, ");
   absl::StrAppend(&out, "activations ", run.activations, ", KV cache ", run.kv_cache_type, "\n");
+  if (!run.note.empty()) absl::StrAppend(&out, run.note, "\n");
   absl::StrAppendFormat(&out, "%s, %d CPUs, kernels %s, load %.2f\n", CpuModel(), AvailableCpus(),
                         IsaName(BestIsa()), LoadAverage());
-  if (run.bounds.peaks) {
+  if (run.bounds.peaks && run.bounds.devices > 0) {
+    absl::StrAppendFormat(&out, "peak of %d GPU%s by data sheet: read %.1f GB/s\n",
+                          run.bounds.devices, run.bounds.devices == 1 ? "" : "s",
+                          run.bounds.peaks->read_bytes_per_s / 1e9);
+  } else if (run.bounds.peaks) {
     const MachinePeaks& peaks = *run.bounds.peaks;
     absl::StrAppendFormat(&out,
                           "measured peaks of %d thread%s (by CPU time): read %.1f (%.1f) GB/s, %s "
@@ -236,10 +241,11 @@ std::string BenchTable(const BenchRun& run) {
   return out;
 }
 
-std::string BenchJson(const BenchRun& run) {
+std::string BenchJson(const BenchRun& run, int indent) {
   Json peaks = nullptr;
   if (run.bounds.peaks) {
-    peaks = {{"threads", run.bounds.peak_threads},
+    peaks = {{"devices", run.bounds.devices},
+             {"threads", run.bounds.peak_threads},
              {"read_bytes_per_s", run.bounds.peaks->read_bytes_per_s},
              {"read_bytes_per_cpu_s", run.bounds.peaks->read_bytes_per_cpu_s},
              {"int_instruction", run.bounds.peak_instruction},
@@ -262,13 +268,14 @@ std::string BenchJson(const BenchRun& run) {
                            {"workers", run.workers},
                            {"activations", run.activations},
                            {"kv_cache_type", run.kv_cache_type},
+                           {"note", run.note},
                            {"step_weight_bytes", OrNull(run.bounds.step_weight_bytes)},
                            {"kv_bytes_a_token", OrNull(run.bounds.kv_bytes_a_token)},
                            {"layer_parameters", OrNull(run.bounds.layer_parameters)}}},
                          {"flags", run.flags},
                          {"lines", lines}};
   // Names may come from a checkpoint: what is no UTF-8 is replaced.
-  return document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return document.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace bitshard

@@ -25,6 +25,8 @@ struct BenchBounds {
   std::optional<MachinePeaks> peaks;
   int peak_threads = 0;
   std::string peak_instruction;
+  // Ranks that are GPUs; then `peaks` has only their reads, by their data sheets.
+  int devices = 0;
 };
 
 struct BenchLine {
@@ -49,15 +51,16 @@ BenchFigures FiguresOf(const BenchLine& line, const BenchBounds& bounds);
 struct BenchRun {
   std::map<std::string, std::string> flags;  // as used
   std::string model, fingerprint, activations, kv_cache_type;
-  int workers = 0;  // 0 = not known
+  std::string note;  // on the weights; "" = they are a checkpoint's
+  int workers = 0;   // 0 = not known
   bool local = false;
   BenchBounds bounds;
   std::vector<BenchLine> lines;
 };
 
-// Both end with a newline.
+// Both end with a newline. `indent`: of the JSON's levels; -1 = all in one line.
 std::string BenchTable(const BenchRun& run);
-std::string BenchJson(const BenchRun& run);
+std::string BenchJson(const BenchRun& run, int indent = 1);
 
 // The middle of the values, or the mean of the two in the middle. REQUIRES: not empty.
 double Median(std::vector<double> values);

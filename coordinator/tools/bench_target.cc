@@ -5,11 +5,12 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include <grpcpp/grpcpp.h>
 
-#include "coordinator/checkpoint/checkpoint.h"
+#include "coordinator/synthetic/synthetic_checkpoint.h"
 #include "coordinator/tools/client.h"
 #include "kernels/base/status_macros.h"
 #include "proto/status_map.h"
@@ -31,7 +32,7 @@ int CacheNumberBytes(const std::string& type) {
 }  // namespace
 
 absl::Status BenchTarget::ReadModel(const std::string& path) {
-  ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(path));
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenModel(path));
   uint64_t parameters = 0, bytes = 0;
   for (const TensorInfo& tensor : checkpoint.index.tensors()) {
     const bool embedding = tensor.name == "model.embed_tokens.weight";
@@ -140,8 +141,15 @@ absl::Status BenchTarget::FillBounds(BenchRun* run) {
   grpc::Status called = admin_->GetStatus(&status_context, v1::GetStatusRequest(), &status);
   if (!called.ok()) return AdminError(admin_address_, called);
   run->workers = static_cast<int>(status.status().world());
-  uint64_t weights = 0, cache = 0;
-  for (const v1::RankStatus& rank : status.status().ranks()) weights += rank.weight_bytes();
+  uint64_t weights = 0, cache = 0, device_reads = 0;
+  for (const v1::RankStatus& rank : status.status().ranks()) {
+    weights += rank.weight_bytes();
+    if (absl::StartsWith(rank.device(), "cpu")) continue;
+    ++bounds.devices;
+    device_reads += rank.read_bytes_per_s();
+  }
+  if (bounds.devices > 0)
+    bounds.peaks = MachinePeaks{.read_bytes_per_s = static_cast<double>(device_reads)};
   if (weights > lookup_bytes_) bounds.step_weight_bytes = weights - lookup_bytes_;
 
   v1::GetMemoryReportResponse memory;

@@ -22,7 +22,8 @@ namespace bitshard {
 
 class BenchTarget {
  public:
-  // What the headers of the model's files say of the work: its parameters and bytes.
+  // What the headers of the model's files, or a synthetic model's config, say of the work: its
+  // parameters and bytes.
   absl::Status ReadModel(const std::string& path);
   // Of the model that was read; 0 = none.
   uint64_t context_tokens() const { return context_tokens_; }

@@ -1,17 +1,14 @@
 #include "coordinator/tools/local_service.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <utility>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -30,6 +27,8 @@ ABSL_FLAG(
     "the worker was built for one and finds it");
 ABSL_FLAG(std::string, activations, "a16", "a16, a8 or f32");
 ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16, f32, int8 or fp8_e4m3");
+ABSL_FLAG(bool, deterministic, true,
+          "the same bits for any batch and number of workers; false: faster sums over GPUs");
 ABSL_FLAG(std::string, bin_dir, "",
           "folder of bitshard-coordinator and bitshard-worker; empty = beside this program");
 ABSL_FLAG(std::string, coordinator_flags, "",
@@ -38,6 +37,18 @@ ABSL_FLAG(std::string, worker_flags, "",
           "further flags for every worker, comma-separated; a comma before no -- is of a value");
 
 namespace bitshard {
+namespace {
+
+// 32 random bytes in hexadecimal.
+absl::StatusOr<std::string> DrawToken() {
+  std::string bytes(32, '\0');
+  std::ifstream random("/dev/urandom", std::ios::binary);
+  if (!random.read(bytes.data(), static_cast<std::streamsize>(bytes.size())))
+    return absl::InternalError("/dev/urandom cannot be read: there is nothing to make a token of");
+  return absl::BytesToHexString(bytes);
+}
+
+}  // namespace
 
 std::vector<std::string> SplitFlags(const std::string& flags) {
   std::vector<std::string> split;
@@ -63,6 +74,7 @@ absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::stri
   options.device = absl::GetFlag(FLAGS_device);
   options.activations = absl::GetFlag(FLAGS_activations);
   options.kv_cache_dtype = absl::GetFlag(FLAGS_kv_cache_dtype);
+  options.deterministic = absl::GetFlag(FLAGS_deterministic);
   options.bin_dir = absl::GetFlag(FLAGS_bin_dir);
   options.coordinator_flags = SplitFlags(absl::GetFlag(FLAGS_coordinator_flags));
   options.worker_flags = SplitFlags(absl::GetFlag(FLAGS_worker_flags));
@@ -77,52 +89,32 @@ absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::stri
 
 LocalService::~LocalService() {
   if (coordinator_) coordinator_->Signal(SIGKILL);
-  std::error_code ignored;
-  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
-}
-
-absl::StatusOr<std::string> MakeTemporaryFolder(const std::string& purpose) {
-  std::error_code error;
-  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
-  std::string folder =
-      absl::StrCat(error ? "/tmp" : parent.string(), "/bitshard-", purpose, "-XXXXXX");
-  if (mkdtemp(folder.data()) == nullptr) {
-    return absl::InternalError(absl::StrCat("cannot make a temporary folder ", folder, ": ",
-                                            std::strerror(errno),
-                                            "; set TMPDIR to a folder that can be written"));
-  }
-  return folder;
 }
 
 absl::Status LocalService::StartCoordinator() {
-  ASSIGN_OR_RETURN(folder_, MakeTemporaryFolder("local"));
-  const std::string token_file = folder_ + "/fleet-token";
-  {
-    std::ifstream random("/dev/urandom", std::ios::binary);
-    char bytes[32];
-    random.read(bytes, sizeof bytes);
-    std::ofstream token(token_file);
-    for (char byte : bytes)
-      token << absl::StrCat(absl::Hex(static_cast<uint8_t>(byte), absl::kZeroPad2));
-  }
+  ASSIGN_OR_RETURN(folder_, TemporaryFolder::Make("local"));
+  ASSIGN_OR_RETURN(const std::string token, DrawToken());
+  RETURN_IF_ERROR(WritePrivateFile(token_path(), token));
   ASSIGN_OR_RETURN(const std::string program,
                    FindProgram("bitshard-coordinator", options_.bin_dir));
-  std::vector<std::string> command = {program,
-                                      "--model=" + options_.model,
-                                      absl::StrCat("--workers=", options_.workers),
-                                      "--bind=" + options_.bind,
-                                      absl::StrCat("--port=", options_.port),
-                                      "--fleet-bind=127.0.0.1",
-                                      "--fleet-port=0",
-                                      "--health-port=0",
-                                      "--admin-port=0",
-                                      absl::StrCat("--metrics-port=", options_.metrics_port),
-                                      "--activations=" + options_.activations,
-                                      "--kv-cache-dtype=" + options_.kv_cache_dtype,
-                                      "--token-file=" + token_file,
-                                      "--port-file=" + ports_path(),
-                                      "--exit-with-parent",
-                                      "--log-level=" + options_.log_level};
+  std::vector<std::string> command = {
+      program,
+      "--model=" + options_.model,
+      absl::StrCat("--workers=", options_.workers),
+      "--bind=" + options_.bind,
+      absl::StrCat("--port=", options_.port),
+      "--fleet-bind=127.0.0.1",
+      "--fleet-port=0",
+      "--health-port=0",
+      "--admin-port=0",
+      absl::StrCat("--metrics-port=", options_.metrics_port),
+      "--activations=" + options_.activations,
+      "--kv-cache-dtype=" + options_.kv_cache_dtype,
+      absl::StrCat("--deterministic=", options_.deterministic ? "true" : "false"),
+      "--token-file=" + token_path(),
+      "--port-file=" + ports_path(),
+      "--exit-with-parent",
+      "--log-level=" + options_.log_level};
   if (!options_.served_model_name.empty())
     command.push_back("--served-model-name=" + options_.served_model_name);
   for (const std::string& flag : options_.coordinator_flags) command.push_back(flag);
@@ -154,7 +146,7 @@ absl::StatusOr<ChildProcess> LocalService::StartWorker(int index) {
   ASSIGN_OR_RETURN(const std::string program, FindProgram("bitshard-worker", options_.bin_dir));
   std::vector<std::string> command = {program,
                                       "--coordinator=127.0.0.1:" + ports_["fleet_port"],
-                                      "--token-file=" + folder_ + "/fleet-token",
+                                      "--token-file=" + token_path(),
                                       absl::StrCat("--local-rank=", index),
                                       absl::StrCat("--local-ranks=", options_.workers),
                                       absl::StrCat("--threads=", options_.threads),

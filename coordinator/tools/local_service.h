@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 
 #include "coordinator/tools/child_process.h"
+#include "coordinator/tools/temporary_folder.h"
 #include "proto/admin.grpc.pb.h"
 
 namespace bitshard {
@@ -30,6 +31,7 @@ struct LocalServiceOptions {
   int port = 0;           // 0 = any free one
   int metrics_port = -1;  // 0 = any free one, -1 = none
   std::string activations, kv_cache_dtype;
+  bool deterministic = true;
   std::string served_model_name;  // "" = the checkpoint's
   std::string log_level = "info";
   std::string bin_dir;  // of the programs; "" = beside this one
@@ -39,13 +41,9 @@ struct LocalServiceOptions {
 // "--shares=3,2,--max-running=8" is two flags: a comma ends one only where the next begins with --.
 std::vector<std::string> SplitFlags(const std::string& flags);
 
-// What --workers, --threads, --device, --activations, --kv-cache-dtype, --bin-dir,
-// --coordinator-flags and
-// --worker-flags say; the rest as above. INVALID_ARGUMENT names a bad flag.
+// What --workers, --threads, --device, --activations, --kv-cache-dtype, --deterministic, --bin-dir,
+// --coordinator-flags and --worker-flags say; the rest as above. INVALID_ARGUMENT names a bad flag.
 absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::string& model);
-
-// A new folder of our own, "bitshard-PURPOSE-..." in TMPDIR or /tmp; whoever asked removes it.
-absl::StatusOr<std::string> MakeTemporaryFolder(const std::string& purpose);
 
 class LocalService {
  public:
@@ -73,12 +71,13 @@ class LocalService {
   ChildProcess* coordinator() { return coordinator_ ? &*coordinator_ : nullptr; }
   // "port", "admin_port", "health_port", ...; the coordinator's --port-file.
   const std::string& port(const std::string& name) { return ports_[name]; }
-  std::string ports_path() const { return folder_ + "/ports"; }
+  std::string token_path() const { return folder_.path() + "/fleet-token"; }
+  std::string ports_path() const { return folder_.path() + "/ports"; }
   v1::Admin::Stub& admin() { return *admin_; }
 
  private:
   const LocalServiceOptions options_;
-  std::string folder_;  // of the token and the ports
+  TemporaryFolder folder_;  // of the token and the ports
   std::map<std::string, std::string> ports_;
   std::optional<ChildProcess> coordinator_;
   std::unique_ptr<v1::Admin::Stub> admin_;

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <unistd.h>
 #include <utility>
 
@@ -46,8 +45,8 @@ absl::StatusOr<std::unique_ptr<ScoredModel>> ScoredModel::Start(LocalServiceOpti
 }
 
 absl::Status ScoredModel::StartService(LocalServiceOptions options) {
-  ASSIGN_OR_RETURN(folder_, MakeTemporaryFolder("eval"));
-  options.worker_flags.push_back("--score-log=" + folder_);
+  ASSIGN_OR_RETURN(folder_, TemporaryFolder::Make("eval"));
+  options.worker_flags.push_back("--score-log=" + folder_.path());
   options.log_level = "error";
   ASSIGN_OR_RETURN(service_, ReadyService::Start(std::move(options), stopped_));
   grpc::ChannelArguments arguments;
@@ -62,12 +61,6 @@ absl::Status ScoredModel::StartService(LocalServiceOptions options) {
   if (models.models().empty()) return absl::InternalError("the service lists no model");
   model_ = models.models(0);
   return absl::OkStatus();
-}
-
-ScoredModel::~ScoredModel() {
-  service_.reset();  // before its folder goes
-  std::error_code ignored;
-  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
 absl::StatusOr<std::vector<uint32_t>> ScoredModel::Tokenize(const std::string& text) {
@@ -109,13 +102,13 @@ absl::Status ScoredModel::Logits(const std::vector<uint32_t>& tokens, uint32_t f
   std::vector<uint64_t> seen(rows, 0);
   for (const ChildProcess& worker : service_->workers()) {
     RETURN_IF_ERROR(
-        TakeLog(absl::StrCat(folder_, "/", worker.pid(), ".logits"), first, logits, &seen));
+        TakeLog(absl::StrCat(folder_.path(), "/", worker.pid(), ".logits"), first, logits, &seen));
   }
   for (size_t row = 0; row < rows; ++row) {
     if (seen[row] == model_.vocabulary_size()) continue;
-    return absl::DataLossError(absl::StrCat("the workers wrote ", seen[row], " of ",
-                                            model_.vocabulary_size(), " logits before token ",
-                                            first + row, " of a window; is ", folder_, " full?"));
+    return absl::DataLossError(absl::StrCat(
+        "the workers wrote ", seen[row], " of ", model_.vocabulary_size(), " logits before token ",
+        first + row, " of a window; is ", folder_.path(), " full?"));
   }
   return Compare(answer, tokens, first, *logits);
 }

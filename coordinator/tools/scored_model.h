@@ -35,7 +35,6 @@ class ScoredModel {
   // waits: true = CANCELLED.
   static absl::StatusOr<std::unique_ptr<ScoredModel>> Start(LocalServiceOptions options,
                                                             std::function<bool()> stopped);
-  ~ScoredModel();  // ends the service
 
   const v1::Model& model() const { return model_; }
   absl::StatusOr<std::vector<uint32_t>> Tokenize(const std::string& text);
@@ -56,7 +55,7 @@ class ScoredModel {
                        uint32_t first, const std::vector<float>& logits) const;
 
   const std::function<bool()> stopped_;
-  std::string folder_;  // of the logs
+  TemporaryFolder folder_;  // of the logs; outlives the service
   std::unique_ptr<ReadyService> service_;
   std::unique_ptr<v1::Inference::Stub> inference_;
   v1::Model model_;

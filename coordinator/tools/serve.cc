@@ -274,6 +274,8 @@ const RegisterVerb kRegistered({
         "a8: 8 bits, faster still, loses some quality; "
         "f32: exact path\n"
         "  --kv-cache-dtype=bf16 bf16, f16, f32, int8 or fp8_e4m3\n"
+        "  --deterministic=false on GPUs: faster sums over workers, whose bits depend on batch and "
+        "workers (true)\n"
         "  --threads=N           threads of each worker (its share of the cores)\n"
         "  --device=cuda         a GPU for each worker; cpu; auto: a GPU where one opens (the log "
         "says why not)\n"

@@ -2,6 +2,7 @@
 // closures. Its arithmetic is not here (kernels/registry): kernels() is null.
 //
 // The lock guards the table of buffers; a stream and its capture are one thread's.
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -56,7 +57,10 @@ class CpuStream final : public DeviceStream {
   std::vector<Work> work;
 };
 
-class CpuEvent final : public DeviceEvent {};
+class CpuEvent final : public DeviceEvent {
+ public:
+  std::chrono::steady_clock::time_point recorded;
+};
 
 class CpuGraph final : public DeviceGraph {
  public:
@@ -130,9 +134,17 @@ class CpuDevice final : public Device {
   absl::StatusOr<std::unique_ptr<DeviceEvent>> NewEvent() override {
     return std::unique_ptr<DeviceEvent>(std::make_unique<CpuEvent>());
   }
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> NewTimedEvent() override { return NewEvent(); }
+  absl::StatusOr<int64_t> ElapsedNs(DeviceEvent& from, DeviceEvent& to) override {
+    const auto elapsed =
+        static_cast<CpuEvent&>(to).recorded - static_cast<CpuEvent&>(from).recorded;
+    return std::chrono::nanoseconds(elapsed).count();
+  }
   // All work before a Record is over when Record is called.
-  absl::Status Record(DeviceEvent&, DeviceStream& stream) override {
-    return Uncaptured(stream, "Record");
+  absl::Status Record(DeviceEvent& event, DeviceStream& stream) override {
+    RETURN_IF_ERROR(Uncaptured(stream, "Record"));
+    static_cast<CpuEvent&>(event).recorded = std::chrono::steady_clock::now();
+    return absl::OkStatus();
   }
   absl::Status Wait(DeviceStream& stream, DeviceEvent&) override {
     return Uncaptured(stream, "Wait");

@@ -29,6 +29,30 @@ __device__ __forceinline__ TokenRun RunAt(const TokenRows& tokens, int token, in
   return run;
 }
 
+// Tokens [16 i, 16 i + 16) follow each other in one sequence: attention_tiles.cu can have them.
+constexpr int kTileQueries = 16;
+__device__ __forceinline__ bool IsWholeTile(const TokenRows& tokens, int i) {
+  const int begin = i * kTileQueries, end = begin + kTileQueries;
+  return end <= tokens.m && RunAt(tokens, begin, end).tokens == kTileQueries;
+}
+
+// The q heads of a kv head, ascending; how many, for thread 0. By the first warp; a barrier is the
+// caller's.
+__device__ __forceinline__ int FindHeads(const AttendArgs& args, int kv_head,
+                                         int (&head_of)[kMaxQHeads]) {
+  const int t = threadIdx.x;
+  if (t >= 32) return 0;
+  int found = 0;
+  for (int begin = 0; begin < args.q_heads; begin += 32) {
+    const int head = begin + t;
+    const bool mine = head < args.q_heads && args.kv_head_of_q[head] == kv_head;
+    const unsigned mask = __ballot_sync(0xffffffffu, mine);
+    if (mine) head_of[found + __popc(mask & ((1u << t) - 1u))] = head;
+    found += __popc(mask);
+  }
+  return found;
+}
+
 __device__ __forceinline__ int FirstVisible(int position, int window) {
   return window == 0 ? 0 : max(0, position - window + 1);
 }

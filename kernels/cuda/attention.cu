@@ -41,22 +41,6 @@ __device__ __forceinline__ int LongestRun(const AttendArgs& args) {
   return longest;
 }
 
-// The q heads of kv head blockIdx.y.
-__device__ __forceinline__ void FindHeads(const AttendArgs& args, AttendTile& tile) {
-  const int t = threadIdx.x;
-  if (t >= 32) return;
-  int found = 0;
-  for (int begin = 0; begin < args.q_heads; begin += 32) {
-    const int head = begin + t;
-    const bool mine =
-        head < args.q_heads && args.kv_head_of_q[head] == static_cast<int>(blockIdx.y);
-    const unsigned mask = __ballot_sync(0xffffffffu, mine);
-    if (mine) tile.head_of[found + __popc(mask & ((1u << t) - 1u))] = head;
-    found += __popc(mask);
-  }
-  if (t == 0) tile.group = found;
-}
-
 __device__ __forceinline__ void StoreZeros(const AttendArgs& args, const AttendTile& tile,
                                            int token) {
   const int head_dim = args.cache.head_dim;
@@ -96,13 +80,15 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   AttendTile& tile = tiles[0];
   GridDependencyLaunch();
   GridDependencyWait();
+  if (args.without_tiles && IsWholeTile(args.tokens, TileBegin(args) / kTileQueries)) return;
   {
     // Parts beyond the longest run have nothing to do; part 0 is always there, for padding.
     const int parts = max(1, min(args.plan.parts, LongestRun(args)));
     if (static_cast<int>(blockIdx.z) >= parts) return;
     if (threadIdx.x == 0) tile.parts = parts;
   }
-  FindHeads(args, tile);
+  const int group = FindHeads(args, static_cast<int>(blockIdx.y), tile.head_of);
+  if (threadIdx.x == 0) tile.group = group;
   __syncthreads();
   if (tile.group == 0) return;
   Attend<kType, kQueries> attend(args, tile, shared[0]);
@@ -175,7 +161,8 @@ AttendPlan PlanAttend(const KvLayout& layout, int q_heads, int64_t m, int64_t ma
   if (window > 0) plan.chunks = std::min<int64_t>(plan.chunks, (window - 1) / kKvChunkTokens + 2);
   if (layout.kv_heads == 0 || m == 0) return plan;
   const int group = (q_heads + layout.kv_heads - 1) / layout.kv_heads;
-  if (m >= kTileFromRows) plan.tile_tokens = std::clamp(8 / std::max(group, 1), 1, 8);
+  // Powers of two: a tile lies in one of LaunchAttendTiles' (kTileQueries).
+  if (m >= kTileFromRows) plan.tile_tokens = group <= 1 ? 8 : group == 2 ? 4 : group <= 4 ? 2 : 1;
   const int queries = group * plan.tile_tokens;
   plan.queries = queries <= 1 ? 1 : queries <= 4 ? 4 : 8;
   const int64_t blocks = (m + plan.tile_tokens - 1) / plan.tile_tokens * layout.kv_heads;
@@ -197,19 +184,7 @@ uint64_t AttendScratchBytes(const KvLayout& layout, int q_heads, int64_t max_tok
 
 cudaError_t LaunchAttend(const AttendArgs& args, cudaStream_t stream) {
   if (args.tokens.m == 0 || args.cache.kv_heads == 0) return cudaSuccess;
-  switch (args.cache.type) {
-    case KvType::kBf16:
-      return Launch<KvType::kBf16>(args, stream);
-    case KvType::kF32:
-      return Launch<KvType::kF32>(args, stream);
-    case KvType::kF16:
-      return Launch<KvType::kF16>(args, stream);
-    case KvType::kInt8:
-      return Launch<KvType::kInt8>(args, stream);
-    case KvType::kFp8E4m3:
-      return Launch<KvType::kFp8E4m3>(args, stream);
-  }
-  return cudaErrorInvalidValue;
+  return VisitKvType(args.cache.type, [&](auto type) { return Launch<type.value>(args, stream); });
 }
 
 }  // namespace bitshard::cuda

@@ -88,9 +88,15 @@ struct AttendArgs {
   int64_t out_stride = 0;
   TokenRows tokens;
   AttendPlan plan;
-  void* scratch = nullptr;  // its first kAttendTicketBytes are 0; left so
+  void* scratch = nullptr;     // its first kAttendTicketBytes are 0; left so
+  bool without_tiles = false;  // LaunchAttendTiles has what it can have
 };
 inline constexpr uint64_t kAttendTicketBytes = 8192;
 cudaError_t LaunchAttend(const AttendArgs& args, cudaStream_t stream);
+
+// On tensor cores, with other bits: tokens [16 i, 16 i + 16) that follow each other in one
+// sequence, and no others. Ignores plan and scratch.
+bool ServesAttendTiles(const KvCache& cache, int64_t m);
+cudaError_t LaunchAttendTiles(const AttendArgs& args, cudaStream_t stream);
 
 }  // namespace bitshard::cuda

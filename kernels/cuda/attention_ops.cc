@@ -115,6 +115,10 @@ absl::Status CudaAttend(const DeviceAttention& attention, const float* q, int64_
   args.plan = cuda::PlanAttend(attention.layout, attention.q_heads, m, attention.max_context,
                                attention.window, /*may_split=*/attention.scratch != nullptr);
   args.scratch = attention.scratch;
+  if (!attention.deterministic && cuda::ServesAttendTiles(args.cache, m)) {
+    RETURN_IF_ERROR(CudaStatus(cuda::LaunchAttendTiles(args, stream), "LaunchAttendTiles"));
+    args.without_tiles = true;
+  }
   return CudaStatus(cuda::LaunchAttend(args, stream), "LaunchAttend");
 }
 

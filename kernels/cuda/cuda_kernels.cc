@@ -10,6 +10,9 @@
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/cuda/linear_ops.h"
 #include "kernels/cuda/row_ops.h"
+#include "kernels/cuda/sample.h"
+#include "kernels/cuda/sample_ops.h"
+#include "kernels/cuda/synthetic_ops.h"
 #include "kernels/registry/device_kernels.h"
 
 namespace bitshard {
@@ -21,9 +24,12 @@ cudaStream_t Native(const DeviceStream& stream) {
 
 class CudaKernels final : public DeviceKernels {
  public:
-  absl::StatusOr<KernelChoice> ChooseLinear(const PackedSpec& spec,
-                                            int64_t segment_cols) const override {
-    return ChooseCudaLinear(spec, segment_cols);
+  absl::StatusOr<KernelChoice> ChooseLinear(const PackedSpec& spec, int64_t segment_cols,
+                                            ActivationMode mode) const override {
+    return ChooseCudaLinear(spec, segment_cols, mode);
+  }
+  bool ReadsA8(const PackedSpec& spec, int64_t segment_cols, ActivationMode mode) const override {
+    return CudaReadsA8(spec, segment_cols, mode);
   }
   absl::Status Linear(absl::Span<const DeviceLinear> members, const DeviceActivations& x, int64_t m,
                       DeviceStream& stream) const override {
@@ -34,17 +40,17 @@ class CudaKernels final : public DeviceKernels {
     return CudaGather(w, vocab_begin, tokens, m, out, Native(stream));
   }
 
-  absl::Status Sum(const SumRows& args, DeviceStream& stream) const override {
+  absl::Status Sum(const DeviceSum& args, DeviceStream& stream) const override {
     return CudaSum(args, Native(stream));
   }
-  absl::Status Norm(const NormRows& args, DeviceStream& stream) const override {
+  absl::Status Norm(const DeviceNorm& args, DeviceStream& stream) const override {
     return CudaNorm(args, Native(stream));
   }
   absl::Status Prepare(const float* x, int64_t stride, int64_t m, const DeviceActivations& out,
                        DeviceStream& stream) const override {
     return CudaPrepare(x, stride, m, out, Native(stream));
   }
-  absl::Status Gated(const GatedRows& args, DeviceStream& stream) const override {
+  absl::Status Gated(const DeviceGated& args, DeviceStream& stream) const override {
     return CudaGated(args, Native(stream));
   }
   absl::Status Add(const float* a, const float* b, float* x, int64_t m, int64_t width,
@@ -55,8 +61,23 @@ class CudaKernels final : public DeviceKernels {
                           float* out, DeviceStream& stream) const override {
     return CudaGatherRows(x, index, count, width, out, Native(stream));
   }
+  absl::Status MakeSynthetic(const PackedSpec& spec, const DeviceMatrixLayout& layout,
+                             const SyntheticSource& source, uint8_t* blob,
+                             DeviceStream& stream) const override {
+    return CudaMakeSynthetic(spec, layout, source, blob, Native(stream));
+  }
   absl::Status Mark(uint64_t* word, uint64_t value, DeviceStream& stream) const override {
     return CudaMark(word, value, Native(stream));
+  }
+
+  absl::Status Scan(const DeviceScan& args, DeviceStream& stream) const override {
+    return CudaScan(args, Native(stream));
+  }
+  uint64_t ScanScratchBytes(int64_t m, int64_t count) const override {
+    return cuda::ScanScratchBytes(m, count);
+  }
+  absl::Status SumMasses(const DeviceMassSums& args, DeviceStream& stream) const override {
+    return CudaSumMasses(args, Native(stream));
   }
 
   absl::StatusOr<KernelChoice> ChooseAttention(const KvLayout& layout, int q_heads) const override {

@@ -12,26 +12,49 @@
 
 namespace bitshard::cuda {
 
+// Where a lane finds its words of a row tile: in chunks of 4, 2 and 1 words a tile.
+template <int kBits>
+class LaneWords {
+ public:
+  static constexpr int kTileBytes = 128 * kBits;
+
+  LaneWords() = default;
+  __device__ __forceinline__ LaneWords(const uint8_t* tile, int lane)
+      : fours_(tile + 16 * lane),
+        two_(tile + 128 * kFours + 8 * lane),
+        one_(tile + 128 * (kBits - 1) + 4 * lane) {}
+
+  // Of the tile that lies `ahead` tiles on.
+  __device__ __forceinline__ void Load(int ahead, uint32_t (&words)[kBits]) const {
+    const int at = ahead * kTileBytes;
+#pragma unroll
+    for (int i = 0; i < kFours; i += 4) {
+      const uint4 v = LoadStreaming(reinterpret_cast<const uint4*>(fours_ + at + 128 * i));
+      words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
+    }
+    if constexpr (kBits % 4 >= 2) {
+      const uint2 v = LoadStreaming(reinterpret_cast<const uint2*>(two_ + at));
+      words[kFours] = v.x, words[kFours + 1] = v.y;
+    }
+    if constexpr (kBits % 2 == 1)
+      words[kBits - 1] = LoadStreaming(reinterpret_cast<const uint32_t*>(one_ + at));
+  }
+  __device__ __forceinline__ void Advance(int tiles) {
+    fours_ += tiles * kTileBytes;
+    two_ += tiles * kTileBytes;
+    one_ += tiles * kTileBytes;
+  }
+
+ private:
+  static constexpr int kFours = kBits / 4 * 4;
+
+  const uint8_t *fours_ = nullptr, *two_ = nullptr, *one_ = nullptr;
+};
+
 // A lane's words of one tile.
 template <int kBits>
 __device__ __forceinline__ void LoadTile(const uint8_t* tile, int lane, uint32_t (&words)[kBits]) {
-  if constexpr (kBits >= 4) {
-    const uint4 v = LoadStreaming(reinterpret_cast<const uint4*>(tile) + lane);
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-  }
-  if constexpr (kBits == 8) {
-    const uint4 v = LoadStreaming(reinterpret_cast<const uint4*>(tile + 512) + lane);
-    words[4] = v.x, words[5] = v.y, words[6] = v.z, words[7] = v.w;
-  }
-  if constexpr (kBits % 4 >= 2) {
-    constexpr int kFirst = kBits / 4 * 4;
-    const uint2 v = LoadStreaming(reinterpret_cast<const uint2*>(tile + 128 * kFirst) + lane);
-    words[kFirst] = v.x, words[kFirst + 1] = v.y;
-  }
-  if constexpr (kBits % 2 == 1) {
-    words[kBits - 1] =
-        LoadStreaming(reinterpret_cast<const uint32_t*>(tile + 128 * (kBits - 1)) + lane);
-  }
+  LaneWords<kBits>(tile, lane).Load(0, words);
 }
 
 // Virtual word kVirtual >= kBits, put together from the spare high bits of the stored words.

@@ -1,5 +1,5 @@
 // Scales, minima and zero points out of a plane in the device's order: the definition of
-// kernels/tensor/scale_plane.h with the slots of device_matrix.h.
+// kernels/tensor/scale_plane.h with the slots of a device (DeviceScaleSlot).
 #pragma once
 
 #include "kernels/cuda/emu/cuda_emu.h"
@@ -7,24 +7,6 @@
 #include "kernels/tensor/scale_plane.h"
 
 namespace bitshard::cuda {
-
-__device__ __forceinline__ int ScaleSlot(int row) { return 2 * (row % 8) + row % 16 / 8; }
-
-__device__ __forceinline__ bool IsTwoLevel(ScaleKind kind) { return kind >= ScaleKind::kSuperS8; }
-
-// As bitshard::ScaleBytes.
-__device__ __forceinline__ int BytesOfScale(ScaleKind kind) {
-  switch (kind) {
-    case ScaleKind::kF32:
-      return 4;
-    case ScaleKind::kF16:
-    case ScaleKind::kBf16:
-    case ScaleKind::kSuperU8Min:
-      return 2;
-    default:
-      return 1;
-  }
-}
 
 __device__ __forceinline__ float HalfAt(const uint8_t* bytes, int index) {
   return HalfToFloat(reinterpret_cast<const uint16_t*>(bytes)[index]);
@@ -72,11 +54,11 @@ __device__ __forceinline__ GroupNumbers NumbersOf(const ScaleView& view, int64_t
     out.scale = PlainScale(view, view.plane, block * view.groups + group, 0);
     return out;
   }
-  const int slot = ScaleSlot(static_cast<int>(row % 16));
+  const int slot = DeviceScaleSlot(static_cast<int>(row % 16));
   const uint8_t* const record =
       view.plane + row / 16 * view.tile_bytes + group / view.record_groups * view.record_bytes;
-  const int bytes = BytesOfScale(view.kind);
-  if (!IsTwoLevel(view.kind)) {
+  const int bytes = ScaleBytes(view.kind);
+  if (!IsSuper(view.kind)) {
     out.scale = PlainScale(view, record, slot, view.first_block + row * view.row_blocks + group);
     const uint8_t* const beside = record + 16 * bytes;
     if (view.has_min) out.min = HalfAt(beside, slot);
@@ -110,13 +92,14 @@ struct PairNumbers {
 // Walks through the groups of a row tile. Any kind.
 class AnyScales {
  public:
+  AnyScales() = default;
   __device__ __forceinline__ AnyScales(const ScaleView& view, int64_t row_tile, int lane, int group)
-      : view_(view), row_(row_tile * 16 + lane / 4), group_(group) {}
+      : view_(&view), row_(row_tile * 16 + lane / 4), group_(group) {}
 
   __device__ __forceinline__ void Next(PairNumbers& out) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const GroupNumbers numbers = NumbersOf(view_, row_ + 8 * half, group_);
+      const GroupNumbers numbers = NumbersOf(*view_, row_ + 8 * half, group_);
       out.scale[half] = numbers.scale;
       out.min[half] = numbers.min;
       out.zero[half] = numbers.zero;
@@ -125,64 +108,78 @@ class AnyScales {
   }
 
  private:
-  const ScaleView& view_;
-  int64_t row_;
-  int group_;
+  const ScaleView* view_ = nullptr;
+  int64_t row_ = 0;
+  int group_ = 0;
 };
 
-// kF16 and kBf16, a row each: both rows' numbers come in one load, a group ahead.
+// Of kF16 and kBf16, a row each, as stored: two scales; two minima, or two zero points in the low
+// bits.
+struct StoredHalves {
+  uint32_t scales, beside;
+};
+
+__device__ __forceinline__ StoredHalves LoadHalves(const ScaleView& view, const uint8_t* record,
+                                                   int lane) {
+  const int g = lane / 4;
+  StoredHalves stored = {reinterpret_cast<const uint32_t*>(record)[g], 0};
+  const uint8_t* const beside = record + 32;
+  if (view.has_min) stored.beside = reinterpret_cast<const uint32_t*>(beside)[g];
+  if (view.has_zeros) {
+    stored.beside = view.bits == 2 ? *reinterpret_cast<const uint32_t*>(beside) >> (4 * g)
+                                   : uint32_t{reinterpret_cast<const uint16_t*>(beside)[g]};
+  }
+  return stored;
+}
+
+__device__ __forceinline__ float LowHalf(uint32_t bits) {
+  return HalfToFloat(static_cast<uint16_t>(bits));
+}
+
+__device__ __forceinline__ void ExpandHalves(const ScaleView& view, const StoredHalves& stored,
+                                             PairNumbers& out) {
+  const bool bf16 = view.kind == ScaleKind::kBf16;
+  const uint32_t scales = stored.scales, beside = stored.beside;
+  out.scale[0] = bf16 ? __uint_as_float(scales << 16) : LowHalf(scales);
+  out.scale[1] = bf16 ? __uint_as_float(scales & 0xffff0000u) : LowHalf(scales >> 16);
+  if (view.has_min) {
+    out.min[0] = LowHalf(beside);
+    out.min[1] = LowHalf(beside >> 16);
+  }
+  out.zero[0] = out.zero[1] = static_cast<uint32_t>(view.zero_point);
+  if (view.has_zeros) {
+    const int width = view.bits == 2 ? 2 : 8;
+    const uint32_t mask = (1u << width) - 1;
+    out.zero[0] = beside & mask;
+    out.zero[1] = beside >> width & mask;
+  }
+}
+
+// Walks through the groups, as AnyScales: both rows' numbers come in one load, a group ahead.
 class HalfScales {
  public:
+  HalfScales() = default;
   __device__ __forceinline__ HalfScales(const ScaleView& view, int64_t row_tile, int lane,
                                         int group)
-      : view_(view), lane_(lane), group_(group) {
+      : view_(&view), lane_(lane), group_(group) {
     record_ = view.plane + row_tile * view.tile_bytes + group * view.record_bytes;
-    Load();
+    stored_ = LoadHalves(*view_, record_, lane_);
   }
 
   __device__ __forceinline__ void Next(PairNumbers& out) {
-    const uint32_t scales = scales_, beside = beside_;
+    const StoredHalves stored = stored_;
     ++group_;
-    record_ += view_.record_bytes;
-    if (group_ < view_.groups) Load();
-    const bool bf16 = view_.kind == ScaleKind::kBf16;
-    out.scale[0] = bf16 ? __uint_as_float(scales << 16) : Half(scales);
-    out.scale[1] = bf16 ? __uint_as_float(scales & 0xffff0000u) : Half(scales >> 16);
-    if (view_.has_min) {
-      out.min[0] = Half(beside);
-      out.min[1] = Half(beside >> 16);
-    }
-    out.zero[0] = out.zero[1] = static_cast<uint32_t>(view_.zero_point);
-    if (view_.has_zeros) {
-      const int width = view_.bits == 2 ? 2 : 8;
-      const uint32_t mask = (1u << width) - 1;
-      out.zero[0] = beside & mask;
-      out.zero[1] = beside >> width & mask;
-    }
+    record_ += view_->record_bytes;
+    if (group_ < view_->groups) stored_ = LoadHalves(*view_, record_, lane_);
+    ExpandHalves(*view_, stored, out);
   }
 
  private:
-  static __device__ __forceinline__ float Half(uint32_t bits) {
-    return HalfToFloat(static_cast<uint16_t>(bits));
-  }
-
-  // Two scales; two minima, or two zero points in the low bits.
-  __device__ __forceinline__ void Load() {
-    const int g = lane_ / 4;
-    scales_ = reinterpret_cast<const uint32_t*>(record_)[g];
-    const uint8_t* const beside = record_ + 32;
-    if (view_.has_min) beside_ = reinterpret_cast<const uint32_t*>(beside)[g];
-    if (view_.has_zeros) {
-      beside_ = view_.bits == 2 ? *reinterpret_cast<const uint32_t*>(beside) >> (4 * g)
-                                : uint32_t{reinterpret_cast<const uint16_t*>(beside)[g]};
-    }
-  }
-
-  const ScaleView& view_;
-  const uint8_t* record_;
-  int lane_;
-  int group_;
-  uint32_t scales_ = 0, beside_ = 0;
+  const ScaleView* view_ = nullptr;
+  const uint8_t* record_ = nullptr;
+  int lane_ = 0;
+  int group_ = 0;
+  StoredHalves stored_ = {};
 };
 
 }  // namespace bitshard::cuda

@@ -167,11 +167,17 @@ class CudaDevice final : public Device {
     return std::unique_ptr<DeviceStream>(std::make_unique<CudaStream>(stream));
   }
   absl::StatusOr<std::unique_ptr<DeviceEvent>> NewEvent() override {
-    RETURN_IF_ERROR(Use());
-    cudaEvent_t event = nullptr;
-    RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-                               "cudaEventCreateWithFlags"));
-    return std::unique_ptr<DeviceEvent>(std::make_unique<CudaEvent>(event));
+    return MakeEvent(cudaEventDisableTiming);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> NewTimedEvent() override {
+    return MakeEvent(cudaEventDefault);
+  }
+  absl::StatusOr<int64_t> ElapsedNs(DeviceEvent& from, DeviceEvent& to) override {
+    RETURN_IF_ERROR(UseOutsideCapture("ElapsedNs"));
+    float milliseconds = 0;
+    RETURN_IF_ERROR(
+        CudaStatus(cudaEventElapsedTime(&milliseconds, Of(from), Of(to)), "cudaEventElapsedTime"));
+    return static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
   }
   absl::Status Record(DeviceEvent& event, DeviceStream& stream) override {
     RETURN_IF_ERROR(UseUncaptured(stream, "Record"));
@@ -248,6 +254,14 @@ class CudaDevice final : public Device {
   }
   absl::Status UseUncaptured(DeviceStream& stream, absl::string_view what) const {
     return captured_here != &stream ? Use() : Spoil(*captured_here, what);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> MakeEvent(unsigned int flags) {
+    RETURN_IF_ERROR(Use());
+    cudaEvent_t event = nullptr;
+    RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&event, flags), "cudaEventCreateWithFlags"));
+    return std::unique_ptr<DeviceEvent>(std::make_unique<CudaEvent>(event));
   }
 
   // Says next to an out-of-memory error how much was asked and is free.

@@ -30,27 +30,27 @@ __global__ void __launch_bounds__(kRowThreads) GatedKernel(GatedSource<kGelu> so
 }
 
 template <bool kGelu>
-cudaError_t Launch(const GatedArgs& args, cudaStream_t stream) {
+cudaError_t Launch(const DeviceGated& args, const PreparedRows* out, cudaStream_t stream) {
   const auto rows = [&](const float* x) {
     return PlainSource{x, args.in_stride, args.width, RowsAreAligned(x, args.in_stride)};
   };
   const GatedSource<kGelu> source = {rows(args.gate), rows(args.up)};
   if (args.y == nullptr)
-    return args.prepare ? LaunchPrepareOf(source, args.out, args.m, stream) : cudaSuccess;
+    return out == nullptr ? cudaSuccess : LaunchPrepareOf(source, *out, args.m, stream);
   const int64_t blocks = (args.width + 2 * kRowThreads - 1) / (2 * kRowThreads);
   const dim3 grid(static_cast<unsigned>(args.m), static_cast<unsigned>(blocks));
   const cudaError_t error =
       LAUNCH_KERNEL_EARLY(GatedKernel<kGelu>, grid, dim3(kRowThreads), 0, stream, source, args.y);
-  if (error != cudaSuccess || !args.prepare) return error;
+  if (error != cudaSuccess || out == nullptr) return error;
   // From y: it may lie where gate or up was.
-  return LaunchPrepare({args.y, args.width, args.m, args.out}, stream);
+  return LaunchPrepare({args.y, args.width, args.m, *out}, stream);
 }
 
 }  // namespace
 
-cudaError_t LaunchGated(const GatedArgs& args, cudaStream_t stream) {
+cudaError_t LaunchGated(const DeviceGated& args, const PreparedRows* out, cudaStream_t stream) {
   if (args.m == 0 || args.width == 0) return cudaSuccess;
-  return args.gelu ? Launch<true>(args, stream) : Launch<false>(args, stream);
+  return args.gelu ? Launch<true>(args, out, stream) : Launch<false>(args, out, stream);
 }
 
 }  // namespace bitshard::cuda

@@ -129,19 +129,7 @@ KvCache MakeKvCache(const KvLayout& layout, uint8_t* data) {
 
 cudaError_t LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   if (args.tokens.m == 0 || args.cache.kv_heads == 0) return cudaSuccess;
-  switch (args.cache.type) {
-    case KvType::kBf16:
-      return Launch<KvType::kBf16>(args, stream);
-    case KvType::kF32:
-      return Launch<KvType::kF32>(args, stream);
-    case KvType::kF16:
-      return Launch<KvType::kF16>(args, stream);
-    case KvType::kInt8:
-      return Launch<KvType::kInt8>(args, stream);
-    case KvType::kFp8E4m3:
-      return Launch<KvType::kFp8E4m3>(args, stream);
-  }
-  return cudaErrorInvalidValue;
+  return VisitKvType(args.cache.type, [&](auto type) { return Launch<type.value>(args, stream); });
 }
 
 }  // namespace bitshard::cuda

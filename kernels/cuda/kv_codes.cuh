@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/emu/cuda_emu.h"
 #include "kernels/cuda/ptx/convert.cuh"
@@ -94,5 +95,23 @@ struct KvElement<KvType::kFp8E4m3> {
     return static_cast<uint8_t>(code | ((bits >> 24) & 0x80u));
   }
 };
+
+// visit(std::integral_constant<KvType, type>()): a kernel for each type of cache.
+template <class Visit>
+cudaError_t VisitKvType(KvType type, const Visit& visit) {
+  switch (type) {
+    case KvType::kBf16:
+      return visit(std::integral_constant<KvType, KvType::kBf16>());
+    case KvType::kF32:
+      return visit(std::integral_constant<KvType, KvType::kF32>());
+    case KvType::kF16:
+      return visit(std::integral_constant<KvType, KvType::kF16>());
+    case KvType::kInt8:
+      return visit(std::integral_constant<KvType, KvType::kInt8>());
+    case KvType::kFp8E4m3:
+      return visit(std::integral_constant<KvType, KvType::kFp8E4m3>());
+  }
+  return cudaErrorInvalidValue;
+}
 
 }  // namespace bitshard::cuda

@@ -66,6 +66,12 @@ static_assert(sizeof(LinearLaunch) <= 4096);  // what a kernel's parameters may 
 cudaError_t LaunchLinearTiles(const LinearLaunch& launch, cudaStream_t stream);
 bool ScalesArePlainHalves(const Weight& w);
 
+// The same for many tokens on Hopper, in the order that linear_wgmma.cu states. REQUIRES: what
+// LaunchLinearTiles does, and that ServesLinearWgmma says so.
+inline constexpr int kLeastWgmmaTokens = 64;
+bool ServesLinearWgmma(const LinearLaunch& launch);
+cudaError_t LaunchLinearWgmma(const LinearLaunch& launch, cudaStream_t stream);
+
 // One thread an output: anything, slowly, in the order that linear_plain.cu states. One member.
 cudaError_t LaunchLinearPlain(const LinearLaunch& launch, cudaStream_t stream);
 

@@ -52,6 +52,8 @@ class TokensInStage {
     for (int block = 0; block < kLargeBlocks; ++block)
       b[block] = *reinterpret_cast<const uint2*>(from_ + 8 * block * kStageRow + 16 * kRun);
   }
+  template <int kRun>
+  __device__ __forceinline__ void Refill() const {}
 
  private:
   const uint16_t* const from_;
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(32 * kLinearWarps, 1)
     LinearLargeKernel(const __grid_constant__ LinearLaunch launch) {
   DYNAMIC_SHARED(long long, shared);
   GridDependencyLaunch();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = WarpOfBlock(), lane = static_cast<int>(threadIdx.x) % 32;
   const LaneSlots slots = reinterpret_cast<LaneSlots>(shared) + warp * 4 * kLargeBlocks;
   uint16_t* const stages =
       reinterpret_cast<uint16_t*>(shared + kLargeSlotBytes / sizeof(long long));
@@ -81,11 +83,12 @@ __global__ void __launch_bounds__(32 * kLinearWarps, 1)
   const int row_tile = has_rows ? first_row_tile + warp : first_row_tile;
 #pragma unroll
   for (int i = 0; i < 4 * kLargeBlocks; ++i) slots[i][lane] = EmptySlot(launch);
-  WarpCells<Weights, kLargeBlocks, /*kAllParts=*/true> cells(launch, member, row_tile, first_token,
-                                                             0, runs, lane, slots);
-  WeightTiles<Weights, kLargeBlocks> weights(member.w.codes + row_tile * member.w.tile_bytes, 0,
-                                             has_rows ? runs : 0, lane);
-  typename Weights::Scales scales = cells.OpenGroup();
+  WarpCells<Weights, 1, kLargeBlocks, CellRange::kAllParts> cells(
+      launch, member, row_tile, first_token, 0, runs, lane, slots);
+  const uint8_t* const codes[1] = {member.w.codes + row_tile * member.w.tile_bytes};
+  WeightTiles<Weights, 1, StagesFor(Weights::kWords, 14, 4)> weights(codes, 0, has_rows ? runs : 0,
+                                                                     lane);
+  cells.OpenGroup();
   GridDependencyWait();
   cells.OpenSegment(0);
 #pragma unroll
@@ -103,8 +106,7 @@ __global__ void __launch_bounds__(32 * kLinearWarps, 1)
     CpAsyncCommit();
     if (has_rows) {
       TokensInStage tokens(stages + stage * kStageHalves, lane);
-      weights.LoadAhead();
-      cells.Multiply(tile, weights.Current(), tokens, scales);
+      cells.Multiply(tile, weights.Stage(0), tokens);
       weights.Shift();
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;

@@ -4,24 +4,35 @@
 
 #include <climits>
 
+#include <cuda_runtime_api.h>
+
 #include "kernels/cuda/emu/cuda_emu.h"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear_grid.cuh"
 #include "kernels/cuda/linear_large.cuh"
 #include "kernels/cuda/linear_tiles.cuh"
 
 namespace bitshard::cuda {
 
-// False: more than a grid can have.
-inline bool ShareOut(int rows_a_unit, int tokens_a_chunk, LinearLaunch& launch, unsigned& blocks) {
-  launch.token_chunks = (launch.m + tokens_a_chunk - 1) / tokens_a_chunk;
-  int64_t units = 0;
+// One part's cells are whole tiles, without minima: what the unrolled kernels ask for.
+inline bool CellsAreTiles(const LinearLaunch& launch) {
+  if (launch.segmented || launch.cols % kTileColumns != 0) return false;
   for (int i = 0; i < launch.count; ++i) {
-    units += (launch.members[i].w.rows + rows_a_unit - 1) / rows_a_unit;
-    if (units > INT_MAX / launch.token_chunks) return false;
-    launch.first_unit[i + 1] = static_cast<int32_t>(units);
+    const LinearMember& member = launch.members[i];
+    const int runs = member.group_runs | member.first_group_runs;
+    if (member.w.scale.has_min || runs % kRunsOfTile != 0) return false;
   }
-  blocks = static_cast<unsigned>(units * launch.token_chunks);
   return true;
+}
+
+// Of LinearTilesKernel: two on each multiprocessor.
+inline cudaError_t BlocksAtOnce(unsigned& blocks) {
+  int device = 0, multiprocessors = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  blocks = 2 * static_cast<unsigned>(multiprocessors);
+  return error;
 }
 
 template <class Weights, int kBlocks>
@@ -30,12 +41,29 @@ cudaError_t LaunchLinearBlocks(LinearLaunch launch, cudaStream_t stream) {
   if (launch.segmented && launch.segments > 0) {
     while (launch.warps_per_tile > launch.segments) launch.warps_per_tile /= 2;
   }
+  const int rows = 16 * kLinearWarps / launch.warps_per_tile;  // of a block
+  const dim3 threads(32 * kLinearWarps);
   unsigned blocks = 0;
-  if (!ShareOut(16 * kLinearWarps / launch.warps_per_tile, 8 * kBlocks, launch, blocks))
-    return cudaErrorInvalidValue;
+  if constexpr (Weights::kUnrolled && kBlocks < 4) {
+    // Two row tiles a warp, unless that leaves a part of the device without blocks.
+    unsigned full = 0;
+    if (const cudaError_t error = BlocksAtOnce(full); error != cudaSuccess) return error;
+    if (CellsAreTiles(launch) && ShareOut(2 * rows, 8 * kBlocks, launch, blocks) && blocks > 0 &&
+        blocks >= full) {
+      return LAUNCH_KERNEL_EARLY((LinearTilesKernel<Weights, kBlocks, 2, true>), dim3(blocks),
+                                 threads, 0, stream, launch);
+    }
+  }
+  if (!ShareOut(rows, 8 * kBlocks, launch, blocks)) return cudaErrorInvalidValue;
   if (blocks == 0) return cudaSuccess;
-  return LAUNCH_KERNEL_EARLY((LinearTilesKernel<Weights, kBlocks>), dim3(blocks),
-                             dim3(32 * kLinearWarps), 0, stream, launch);
+  if constexpr (Weights::kUnrolled) {
+    if (CellsAreTiles(launch)) {
+      return LAUNCH_KERNEL_EARLY((LinearTilesKernel<Weights, kBlocks, 1, true>), dim3(blocks),
+                                 threads, 0, stream, launch);
+    }
+  }
+  return LAUNCH_KERNEL_EARLY((LinearTilesKernel<Weights, kBlocks, 1, false>), dim3(blocks), threads,
+                             0, stream, launch);
 }
 
 // kMostBlocks: of 8 tokens at once in the kernel for few, as registers allow.
@@ -44,13 +72,10 @@ cudaError_t LaunchLinearWith(LinearLaunch launch, cudaStream_t stream) {
   if (launch.m <= 0) return cudaSuccess;
   if (launch.m <= 8) return LaunchLinearBlocks<Weights, 1>(launch, stream);
   if (launch.m <= 16) return LaunchLinearBlocks<Weights, 2>(launch, stream);
-  // Enough tokens to fill the chunks, and enough blocks to fill a GPU. The bits are the same.
-  constexpr int kManyTokens = 256;
-  constexpr unsigned kManyBlocks = 96;
+  // The bits are the same.
   unsigned blocks = 0;
   if (launch.m > kLargeTokens && launch.cols > 0 &&
-      ShareOut(16 * kLinearWarps, kLargeTokens, launch, blocks) && blocks > 0 &&
-      (launch.m >= kManyTokens || blocks >= kManyBlocks)) {
+      ShareOut(16 * kLinearWarps, kLargeTokens, launch, blocks) && IsForMany(launch.m, blocks)) {
     return LAUNCH_KERNEL_EARLY((LinearLargeKernel<Weights>), dim3(blocks), dim3(32 * kLinearWarps),
                                kLargeSharedBytes, stream, launch);
   }

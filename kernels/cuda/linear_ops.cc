@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear_a8.h"
 
 namespace bitshard {
 namespace {
@@ -34,6 +35,13 @@ Misfit MisfitOf(const PackedSpec& spec, int64_t segment_cols) {
     if (spec.first_group_offset % kLaneCols != 0) return Misfit::kCut;
   }
   return Misfit::kNone;
+}
+
+bool FitsA8(const PackedSpec& spec, int64_t segment_cols) {
+  return spec.type == Type::kInt && MisfitOf(spec, segment_cols) == Misfit::kNone;
+}
+bool ReadsA8(const DeviceMatrix& w, const DeviceActivations& x) {
+  return x.a8 != nullptr && x.cols > 0 && FitsA8(w.spec, x.segment_cols);
 }
 
 std::string Reason(Misfit misfit, const PackedSpec& spec, int64_t segment_cols) {
@@ -127,6 +135,11 @@ absl::Status CheckMember(const DeviceLinear& member, const DeviceActivations& x,
     return refuse("rows of ", member.w->rows(), " values at a stride of ", member.stride);
   }
   const bool f32 = member.w->spec.type == Type::kF32;
+  if (ReadsA8(*member.w, x)) {
+    const int64_t cols = x.cols + member.w->spec.first_group_offset;
+    if (cols <= cuda::kMaxA8Cols) return absl::OkStatus();
+    return refuse(cols, " columns, at most ", cuda::kMaxA8Cols, " with int8 activations");
+  }
   if (x.cols > 0 && (f32 ? x.x == nullptr : x.half == nullptr || x.scale == nullptr)) {
     return refuse("the activations lack the form for ", member.w->spec.Describe());
   }
@@ -167,15 +180,50 @@ cuda::LinearLaunch LaunchOf(const DeviceActivations& x, int64_t m) {
   return launch;
 }
 
+cuda::LinearA8Launch A8LaunchOf(const DeviceActivations& x, int64_t m) {
+  cuda::LinearA8Launch launch;
+  launch.segmented = x.segment_cols != 0;
+  launch.records = x.a8;
+  launch.row_bytes = x.padded_cols / kTileCols * kA8RecordBytes;
+  launch.cols = x.cols;
+  launch.segment_cols = launch.segmented ? x.segment_cols : x.cols;
+  launch.m = static_cast<int32_t>(m);
+  return launch;
+}
+
 // Members that one launch can serve.
 bool SameKernel(const cuda::Weight& a, const cuda::Weight& b) {
   return a.type == b.type && a.bits == b.bits &&
          cuda::ScalesArePlainHalves(a) == cuda::ScalesArePlainHalves(b);
 }
 
+// Member `first` and those after it that go with it; marks them in `launched`.
+absl::Status LaunchA8(absl::Span<const DeviceLinear> members, size_t first,
+                      const DeviceActivations& x, int64_t m, absl::Span<bool> launched,
+                      cudaStream_t stream) {
+  cuda::LinearA8Launch launch = A8LaunchOf(x, m);
+  for (size_t i = first; i < members.size(); ++i) {
+    if (launched[i] || !ReadsA8(*members[i].w, x)) continue;
+    const cuda::LinearMember next = MemberOf(members[i]);
+    const cuda::LinearMember& other = launch.members[0];
+    if (launch.count > 0 && (other.w.bits != next.w.bits ||
+                             cuda::CellsOf(other, launch) != cuda::CellsOf(next, launch))) {
+      continue;
+    }
+    launch.members[launch.count++] = next;
+    launched[i] = true;
+  }
+  return CudaStatus(cuda::LaunchLinearA8(launch, stream), "LaunchLinearA8");
+}
+
 }  // namespace
 
-absl::StatusOr<KernelChoice> ChooseCudaLinear(const PackedSpec& spec, int64_t segment_cols) {
+bool CudaReadsA8(const PackedSpec& spec, int64_t segment_cols, ActivationMode mode) {
+  return mode == ActivationMode::kA8 && FitsA8(spec, segment_cols);
+}
+
+absl::StatusOr<KernelChoice> ChooseCudaLinear(const PackedSpec& spec, int64_t segment_cols,
+                                              ActivationMode mode) {
   if (segment_cols < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("cuda linear: segments of ", segment_cols, " columns make no sense"));
@@ -186,6 +234,15 @@ absl::StatusOr<KernelChoice> ChooseCudaLinear(const PackedSpec& spec, int64_t se
   choice.activations = spec.type == Type::kF32 ? "f32" : "f16";
   choice.kernel = TilesName(spec);
   choice.isa = BestIsa();  // of the host: not a fallback
+  if (mode == ActivationMode::kA8 && spec.type == Type::kInt) {
+    const std::string a8 = absl::StrCat(choice.kernel, "_a8");
+    if (misfit == Misfit::kNone) {
+      choice.kernel = a8;
+      choice.activations = "a8";
+    } else {
+      choice.refused.push_back({a8, Reason(misfit, spec, segment_cols)});
+    }
+  }
   if (misfit == Misfit::kNone) return choice;
   choice.refused.push_back({choice.kernel, Reason(misfit, spec, segment_cols)});
   choice.kernel = "cuda/linear_plain";
@@ -212,6 +269,10 @@ absl::Status CudaLinear(absl::Span<const DeviceLinear> members, const DeviceActi
   }
   for (size_t i = 0; i < members.size(); ++i) {
     if (launched[i]) continue;
+    if (ReadsA8(*members[i].w, x)) {
+      RETURN_IF_ERROR(LaunchA8(members, i, x, m, absl::MakeSpan(launched), stream));
+      continue;
+    }
     cuda::LinearLaunch launch = LaunchOf(x, m);
     launch.members[launch.count++] = MemberOf(members[i]);
     if (MisfitOf(members[i].w->spec, x.segment_cols) != Misfit::kNone) {
@@ -221,9 +282,16 @@ absl::Status CudaLinear(absl::Span<const DeviceLinear> members, const DeviceActi
     for (size_t j = i + 1; j < members.size(); ++j) {
       if (launched[j] || MisfitOf(members[j].w->spec, x.segment_cols) != Misfit::kNone) continue;
       const cuda::LinearMember next = MemberOf(members[j]);
-      if (!SameKernel(launch.members[0].w, next.w)) continue;
+      if (!SameKernel(launch.members[0].w, next.w) ||
+          members[i].deterministic != members[j].deterministic) {
+        continue;
+      }
       launch.members[launch.count++] = next;
       launched[j] = true;
+    }
+    if (!members[i].deterministic && cuda::ServesLinearWgmma(launch)) {
+      RETURN_IF_ERROR(CudaStatus(cuda::LaunchLinearWgmma(launch, stream), "LaunchLinearWgmma"));
+      continue;
     }
     RETURN_IF_ERROR(CudaStatus(cuda::LaunchLinearTiles(launch, stream), "LaunchLinearTiles"));
   }

@@ -13,7 +13,9 @@
 
 namespace bitshard {
 
-absl::StatusOr<KernelChoice> ChooseCudaLinear(const PackedSpec& spec, int64_t segment_cols);
+absl::StatusOr<KernelChoice> ChooseCudaLinear(const PackedSpec& spec, int64_t segment_cols,
+                                              ActivationMode mode);
+bool CudaReadsA8(const PackedSpec& spec, int64_t segment_cols, ActivationMode mode);
 
 absl::Status CudaLinear(absl::Span<const DeviceLinear> members, const DeviceActivations& x,
                         int64_t m, cudaStream_t stream);

@@ -1,6 +1,7 @@
 // y = W x for few tokens: all of a row tile's K in one block of 8 warps, each with some of the
 // parts or segments, brought together through shared memory. Where there are few segments the block
-// takes several row tiles. Order of summation: linear_cells.cuh.
+// takes several row tiles; where there are many rows a warp takes two at once, which share each
+// load of activations. Order of summation: linear_cells.cuh.
 #pragma once
 
 #include "kernels/cuda/emu/cuda_emu.h"
@@ -10,9 +11,9 @@
 
 namespace bitshard::cuda {
 
-// Activations of 8 kBlocks tokens as B operands, from global memory; two runs ahead of their use
-// where registers allow.
-template <int kBlocks>
+// Activations of 8 kBlocks tokens as B operands, from global memory, kAhead runs ahead of their
+// use.
+template <int kBlocks, int kAhead>
 class TokensInGlobal {
  public:
   __device__ __forceinline__ TokensInGlobal(const LinearLaunch& launch, int first_token, int lane,
@@ -24,35 +25,37 @@ class TokensInGlobal {
       from_[block] =
           launch.half + there * launch.padded_cols + int64_t{tile} * kTileColumns + lane % 4 * 4;
     }
-    if constexpr (kAhead) {
-      Load(0, b_[0][0]);
-      Load(1, b_[0][1]);
-    }
-  }
-  // `more`: there is a tile after this one.
-  __device__ __forceinline__ void BeginTile(bool more) { more_ = more; }
-  __device__ __forceinline__ void EndTile() {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) from_[block] += kTileColumns;
+    for (int run = 0; run < kAhead; ++run) Load(run, b_[run]);
+  }
+  // What Read and Refill are about: the tile that lies `tile` on from where Advance came to.
+  // `more`: there is one after it.
+  __device__ __forceinline__ void SetTile(int tile, bool more) {
+    tile_ = tile;
+    more_ = more;
+  }
+  __device__ __forceinline__ void Advance(int tiles) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) from_[block] += tiles * kTileColumns;
   }
   template <int kRun>
-  __device__ __forceinline__ void Read(uint2 (&b)[kBlocks]) {
-    if constexpr (!kAhead) {
-      Load(kRun, b);
-      return;
-    }
-    constexpr int kBuffer = kRun / 2;
-    if (kRun == 0 || (kRun == 2 && more_)) {
-      Load(kRun + 2, b_[1 - kBuffer][0]);
-      Load(kRun + 3, b_[1 - kBuffer][1]);
-    }
+  __device__ __forceinline__ void Read(uint2 (&b)[kBlocks]) const {
+    if constexpr (kAhead == 0) {
+      Load(kRunsOfTile * tile_ + kRun, b);
+    } else {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) b[block] = b_[kBuffer][kRun % 2][block];
+      for (int block = 0; block < kBlocks; ++block) b[block] = b_[kRun % kAhead][block];
+    }
+  }
+  template <int kRun>
+  __device__ __forceinline__ void Refill() {
+    if constexpr (kAhead > 0) {
+      if (kRun + kAhead < kRunsOfTile || more_)
+        Load(kRunsOfTile * tile_ + kRun + kAhead, b_[kRun % kAhead]);
+    }
   }
 
  private:
-  static constexpr bool kAhead = kBlocks < 4;
-
   __device__ __forceinline__ void Load(int run, uint2 (&b)[kBlocks]) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
@@ -60,20 +63,65 @@ class TokensInGlobal {
   }
 
   const uint16_t* from_[kBlocks];
+  int tile_ = 0;
   bool more_ = false;
-  uint2 b_[2][2][kBlocks] = {};
+  uint2 b_[kAhead == 0 ? 1 : kAhead][kBlocks] = {};
 };
 
+// Words of weights that a lane has on their way while it computes a tile of `words` words, as
+// registers allow. A multiprocessor has 512 lanes at once, so 24 words are 48 KB; a memory of 5
+// TB/s and 700 ns has 26 KB on its way to each of 132 multiprocessors.
+constexpr int WordsAhead(bool unrolled, int blocks, int words) {
+  if (unrolled) return blocks == 1 ? 24 : blocks == 2 ? 12 : 8;
+  if (blocks == 1) return 14;
+  if (blocks == 2) return words == 7 ? 7 : 12;  // 7 are three chunks, each with its address
+  return words > 4 ? 0 : 4;
+}
+
+// The tiles of one warp, runs [begin, end), of which the first is in `segment`.
+template <bool kUnrolled, class Weights, int kRows, int kBlocks, class Cells>
+__device__ __forceinline__ void SumTiles(const LinearLaunch& launch, const LinearMember& member,
+                                         int begin, int end, int segment, int first_token, int lane,
+                                         Cells& cells) {
+  constexpr int kWords = kRows * Weights::kWords;
+  constexpr int kStages =
+      StagesFor(kWords, WordsAhead(kUnrolled, kBlocks, kWords), kUnrolled ? 6 : 4);
+  const int first = begin / kRunsOfTile;
+  const uint8_t* codes[kRows];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row)
+    codes[row] = member.w.codes + cells.RowTile(row) * member.w.tile_bytes;
+  WeightTiles<Weights, kRows, kStages> weights(codes, first, end, lane);
+  cells.OpenGroup();
+  GridDependencyWait();
+  cells.OpenSegment(segment);
+  constexpr int kAhead = kBlocks == 1 || (kBlocks == 2 && !kUnrolled) ? 4 : 0;
+  TokensInGlobal<kBlocks, kAhead> tokens(launch, first_token, lane, first);
+  if constexpr (kUnrolled) {
+    cells.MultiplyTiles(weights, tokens);
+  } else {
+    const int last = (end + kRunsOfTile - 1) / kRunsOfTile;
+    for (int tile = first; tile < last; ++tile) {
+      tokens.SetTile(0, tile + 1 < last);
+      cells.Multiply(tile, weights.Stage(0), tokens);
+      tokens.Advance(1);
+      weights.Shift();
+    }
+  }
+  cells.Close();
+}
+
 // Adds up what the warps of a row tile found for one output; i counts those of the block.
-template <int kBlocks>
+template <int kRows, int kBlocks>
 __device__ __forceinline__ void FoldOutput(const LinearLaunch& launch, const LinearMember& member,
                                            int first_row_tile, int first_token, int i,
-                                           long long (*slots)[4 * kBlocks][32]) {
+                                           long long (*slots)[4 * kBlocks * kRows][32]) {
   const int lane = i % 32, value = i / 32 % (4 * kBlocks), tile = i / (128 * kBlocks);
-  const int warps = launch.warps_per_tile, first = tile * warps;
-  long long found = slots[first][value][lane];
+  const int slot = tile % kRows * 4 * kBlocks + value;
+  const int warps = launch.warps_per_tile, first = tile / kRows * warps;
+  long long found = slots[first][slot][lane];
   for (int warp = first + 1; warp < first + warps; ++warp) {
-    const long long next = slots[warp][value][lane];
+    const long long next = slots[warp][slot][lane];
     if (launch.segmented) {
       found += next;
     } else {
@@ -85,24 +133,26 @@ __device__ __forceinline__ void FoldOutput(const LinearLaunch& launch, const Lin
               first_token + value / 4 * 8 + lane % 4 * 2 + value % 2, found);
 }
 
-template <class Weights, int kBlocks>
+// kRows: row tiles of a warp. kUnrolled: a whole K alone whose cells are whole tiles, without
+// minima.
+template <class Weights, int kBlocks, int kRows, bool kUnrolled>
 __global__ void __launch_bounds__(32 * kLinearWarps, 2)
     LinearTilesKernel(const __grid_constant__ LinearLaunch launch) {
-  SHARED_ARRAY(long long, slots, [kLinearWarps][4 * kBlocks][32]);
+  SHARED_ARRAY(long long, slots, [kLinearWarps][4 * kBlocks * kRows][32]);
   GridDependencyLaunch();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = WarpOfBlock(), lane = static_cast<int>(threadIdx.x) % 32;
   // Tokens are the fastest: those who read the same weights run at about the same time.
   const int unit = static_cast<int>(blockIdx.x) / launch.token_chunks;
   const int first_token = static_cast<int>(blockIdx.x) % launch.token_chunks * (8 * kBlocks);
   const int index = MemberOfUnit(launch, unit);
   const LinearMember& member = launch.members[index];
-  const int warps = launch.warps_per_tile, tiles = kLinearWarps / warps;
+  const int warps = launch.warps_per_tile, tiles = kLinearWarps / warps * kRows;
   const int first_row_tile = (unit - launch.first_unit[index]) * tiles;
 
 #pragma unroll
-  for (int i = 0; i < 4 * kBlocks; ++i) slots[warp][i][lane] = EmptySlot(launch);
+  for (int i = 0; i < 4 * kBlocks * kRows; ++i) slots[warp][i][lane] = EmptySlot(launch);
   // The runs of this warp.
-  const int row_tile = first_row_tile + warp / warps;
+  const int row_tile = first_row_tile + warp / warps * kRows;
   const int part = warp % warps;
   int begin, end, segment = part;
   if (launch.segmented) {
@@ -117,29 +167,16 @@ __global__ void __launch_bounds__(32 * kLinearWarps, 2)
     if (end > runs) end = runs;
   }
   if (begin < end && int64_t{row_tile} * 16 < member.w.rows) {
-    const int first = begin / kRunsOfTile, last = (end + kRunsOfTile - 1) / kRunsOfTile;
-    WarpCells<Weights, kBlocks, /*kAllParts=*/false> cells(launch, member, row_tile, first_token,
-                                                           begin, end, lane, slots[warp]);
-    WeightTiles<Weights, kBlocks> weights(member.w.codes + row_tile * member.w.tile_bytes, first,
-                                          end, lane);
-    typename Weights::Scales scales = cells.OpenGroup();
-    GridDependencyWait();
-    cells.OpenSegment(segment);
-    TokensInGlobal<kBlocks> tokens(launch, first_token, lane, first);
-    for (int tile = first; tile < last; ++tile) {
-      weights.LoadAhead();
-      tokens.BeginTile(tile + 1 < last);
-      cells.Multiply(tile, weights.Current(), tokens, scales);
-      tokens.EndTile();
-      weights.Shift();
-    }
-    cells.Close();
+    WarpCells<Weights, kRows, kBlocks, kUnrolled ? CellRange::kTiles : CellRange::kAny> cells(
+        launch, member, row_tile, first_token, begin, end, lane, slots[warp]);
+    SumTiles<kUnrolled, Weights, kRows, kBlocks>(launch, member, begin, end, segment, first_token,
+                                                 lane, cells);
   } else {
     GridDependencyWait();
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < tiles * 128 * kBlocks; i += 32 * kLinearWarps)
-    FoldOutput<kBlocks>(launch, member, first_row_tile, first_token, i, slots);
+    FoldOutput<kRows, kBlocks>(launch, member, first_row_tile, first_token, i, slots);
 }
 
 }  // namespace bitshard::cuda

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/emu/cuda_emu.h"
+#include "kernels/cuda/prepare_a8.cuh"
 #include "kernels/cuda/ptx/convert.cuh"
 #include "kernels/cuda/ptx/pdl.cuh"
 #include "kernels/cuda/rows.h"
@@ -229,6 +230,10 @@ template <class Source>
 cudaError_t LaunchPrepareOf(const Source& source, const PreparedRows& out, int64_t m,
                             cudaStream_t stream) {
   if (m == 0 || out.cols == 0) return cudaSuccess;
+  if (out.a8.records != nullptr) {
+    const cudaError_t error = LaunchPrepareA8(source, out.a8, m, stream);
+    if (error != cudaSuccess || (out.half == nullptr && out.x == nullptr)) return error;
+  }
   const unsigned rows = static_cast<unsigned>(m);
   if (out.segments == 1 || out.segment_cols % 16 != 0) {
     return LAUNCH_KERNEL_EARLY(PrepareRowKernel<Source>, dim3(rows), dim3(kRowThreads), 0, stream,

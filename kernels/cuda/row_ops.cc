@@ -5,9 +5,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
+#include "kernels/base/checked_math.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/registry/activations.h"
 #include "kernels/tensor/packed_matrix.h"
 
 namespace bitshard {
@@ -25,6 +27,29 @@ absl::Status CheckShape(const char* op, int64_t m, int64_t cols) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSum(const DeviceSum& args) {
+  RETURN_IF_ERROR(CheckShape("sum", args.m, args.width));
+  if (args.m > 0 && args.width > 0 && (args.in == nullptr) == (args.floats == nullptr))
+    return absl::InvalidArgumentError("cuda sum: one of int64 and f32 sums");
+  return absl::OkStatus();
+}
+
+// DeviceActivations::a8. REQUIRES: whole tiles of columns, segments of whole runs.
+cuda::A8Rows A8RowsOf(const DeviceActivations& form) {
+  cuda::A8Rows rows;
+  rows.records = form.a8;
+  rows.row_bytes = form.padded_cols / kTileCols * kA8RecordBytes;
+  rows.cols = form.cols;
+  rows.padded_cols = form.padded_cols;
+  rows.segments = form.segments();
+  rows.segment_cols = rows.segments == 1 ? form.cols : form.segment_cols;
+  const int64_t before_last = rows.segments - 1;
+  rows.groups =
+      before_last * static_cast<int64_t>(CeilDiv(rows.segment_cols, kA8Group)) +
+      static_cast<int64_t>(CeilDiv(form.padded_cols - before_last * rows.segment_cols, kA8Group));
+  return rows;
+}
+
 // `made`: where the f32 values lie already, rows one behind the other; null: nowhere.
 absl::StatusOr<cuda::PreparedRows> RowsOf(const char* op, const DeviceActivations& form,
                                           int64_t cols, const float* made) {
@@ -39,6 +64,12 @@ absl::StatusOr<cuda::PreparedRows> RowsOf(const char* op, const DeviceActivation
     return refuse("fp16 values need scales, run sums and ", kTileCols, " columns at a time, not ",
                   form.padded_cols, " for ", cols);
   }
+  if (form.a8 != nullptr && (form.padded_cols < cols || form.padded_cols % kTileCols != 0 ||
+                             (form.segments() > 1 && form.segment_cols % kLaneCols != 0))) {
+    return refuse("int8 values come ", kTileCols, " columns at a time, not ", form.padded_cols,
+                  " for ", cols, ", in segments of whole runs of ", kLaneCols, ", not of ",
+                  form.segment_cols);
+  }
   cuda::PreparedRows rows;
   rows.half = form.half;
   rows.scale = form.scale;
@@ -48,42 +79,33 @@ absl::StatusOr<cuda::PreparedRows> RowsOf(const char* op, const DeviceActivation
   rows.padded_cols = form.half == nullptr ? (cols + 15) / 16 * 16 : form.padded_cols;
   rows.segments = form.half == nullptr ? 1 : form.segments();
   rows.segment_cols = rows.segments == 1 ? cols : form.segment_cols;
+  if (form.a8 != nullptr && cols > 0) rows.a8 = A8RowsOf(form);
   return rows;
 }
 
-bool Wanted(const cuda::PreparedRows& rows) { return rows.half != nullptr || rows.x != nullptr; }
+bool Wanted(const cuda::PreparedRows& rows) {
+  return rows.half != nullptr || rows.x != nullptr || rows.a8.records != nullptr;
+}
 
 }  // namespace
 
-absl::Status CudaSum(const DeviceKernels::SumRows& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckShape("sum", args.m, args.width));
-  cuda::SumArgs launch;
-  launch.in = args.in;
-  launch.poison = args.poison;
-  launch.raw_bits = args.raw_bits;
-  launch.bias = args.bias;
-  launch.residual = args.residual;
-  launch.x = args.x;
-  launch.poisoned = args.poisoned;
-  launch.m = args.m;
-  launch.width = args.width;
-  return CudaStatus(cuda::LaunchSum(launch, stream), "LaunchSum");
+absl::Status CudaSum(const DeviceSum& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSum(args));
+  return CudaStatus(cuda::LaunchSum(args, stream), "LaunchSum");
 }
 
-absl::Status CudaNorm(const DeviceKernels::NormRows& args, cudaStream_t stream) {
+absl::Status CudaNorm(const DeviceNorm& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckShape("norm", args.m, args.width));
-  cuda::NormArgs launch;
-  launch.x = args.x;
-  launch.weight = args.weight;
-  launch.epsilon = args.epsilon;
-  launch.y = args.y;
-  launch.m = args.m;
-  launch.width = args.width;
-  if (args.prepared != nullptr) {
-    ASSIGN_OR_RETURN(launch.out, RowsOf("norm", *args.prepared, args.width, args.y));
-    launch.prepare = Wanted(launch.out);
+  if (args.sum != nullptr) {
+    RETURN_IF_ERROR(CheckSum(*args.sum));
+    if (args.sum->x != args.x || args.sum->m != args.m || args.sum->width != args.width)
+      return absl::InvalidArgumentError("cuda norm: its sum makes other rows than it reads");
   }
-  return CudaStatus(cuda::LaunchNorm(launch, stream), "LaunchNorm");
+  cuda::PreparedRows out;
+  if (args.prepared != nullptr) {
+    ASSIGN_OR_RETURN(out, RowsOf("norm", *args.prepared, args.width, args.y));
+  }
+  return CudaStatus(cuda::LaunchNorm(args, Wanted(out) ? &out : nullptr, stream), "LaunchNorm");
 }
 
 absl::Status CudaPrepare(const float* x, int64_t stride, int64_t m, const DeviceActivations& out,
@@ -103,21 +125,13 @@ absl::Status CudaPrepare(const float* x, int64_t stride, int64_t m, const Device
   return CudaStatus(cuda::LaunchPrepare(launch, stream), "LaunchPrepare");
 }
 
-absl::Status CudaGated(const DeviceKernels::GatedRows& args, cudaStream_t stream) {
+absl::Status CudaGated(const DeviceGated& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckShape("gated", args.m, args.width));
-  cuda::GatedArgs launch;
-  launch.gate = args.gate;
-  launch.up = args.up;
-  launch.in_stride = args.in_stride;
-  launch.gelu = args.gelu;
-  launch.y = args.y;
-  launch.m = args.m;
-  launch.width = args.width;
+  cuda::PreparedRows out;
   if (args.prepared != nullptr) {
-    ASSIGN_OR_RETURN(launch.out, RowsOf("gated", *args.prepared, args.width, args.y));
-    launch.prepare = Wanted(launch.out);
+    ASSIGN_OR_RETURN(out, RowsOf("gated", *args.prepared, args.width, args.y));
   }
-  return CudaStatus(cuda::LaunchGated(launch, stream), "LaunchGated");
+  return CudaStatus(cuda::LaunchGated(args, Wanted(out) ? &out : nullptr, stream), "LaunchGated");
 }
 
 absl::Status CudaAdd(const float* a, const float* b, float* x, int64_t m, int64_t width,

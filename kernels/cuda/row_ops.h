@@ -11,11 +11,11 @@
 
 namespace bitshard {
 
-absl::Status CudaSum(const DeviceKernels::SumRows& args, cudaStream_t stream);
-absl::Status CudaNorm(const DeviceKernels::NormRows& args, cudaStream_t stream);
+absl::Status CudaSum(const DeviceSum& args, cudaStream_t stream);
+absl::Status CudaNorm(const DeviceNorm& args, cudaStream_t stream);
 absl::Status CudaPrepare(const float* x, int64_t stride, int64_t m, const DeviceActivations& out,
                          cudaStream_t stream);
-absl::Status CudaGated(const DeviceKernels::GatedRows& args, cudaStream_t stream);
+absl::Status CudaGated(const DeviceGated& args, cudaStream_t stream);
 absl::Status CudaAdd(const float* a, const float* b, float* x, int64_t m, int64_t width,
                      cudaStream_t stream);
 absl::Status CudaGatherRows(const float* x, const int32_t* index, int64_t count, int64_t width,

@@ -6,10 +6,21 @@
 #include <cstdint>
 #include <driver_types.h>
 
+#include "kernels/registry/device_rows.h"
+
 namespace bitshard::cuda {
 
-// DeviceActivations in plain members. half == nullptr: x alone is wanted, and segments is 1; x ==
-// nullptr: not wanted, or there already.
+// DeviceActivations::a8. records == nullptr: not wanted.
+struct A8Rows {
+  uint8_t* records = nullptr;
+  int64_t row_bytes = 0;
+  int64_t cols = 0, padded_cols = 0;
+  int64_t segment_cols = 0;          // cols, when a row is one segment
+  int64_t segments = 1, groups = 0;  // groups: of 32 columns, with those of the padding
+};
+
+// DeviceActivations in plain members. half == nullptr: of x and a8 alone what is there is wanted,
+// and segments is 1; x == nullptr: not wanted, or there already.
 struct PreparedRows {
   uint16_t* half = nullptr;
   float* scale = nullptr;
@@ -18,6 +29,7 @@ struct PreparedRows {
   int64_t cols = 0, padded_cols = 0;
   int64_t segment_cols = 0;  // cols, when a row has one scale
   int64_t segments = 1;
+  A8Rows a8;
 };
 
 struct PrepareArgs {
@@ -28,43 +40,15 @@ struct PrepareArgs {
 };
 cudaError_t LaunchPrepare(const PrepareArgs& args, cudaStream_t stream);
 
-// y may be x. The mean of squares: thread t of 256 adds fma(x, x) of the columns 2t and 2t + 1 (mod
-// 512) ascending; then the tree of WarpSum, and the eight warps ascending.
-struct NormArgs {
-  const float* x = nullptr;  // [m][width]
-  const float* weight = nullptr;
-  float epsilon = 0;
-  float* y = nullptr;  // null: not wanted
-  int64_t m = 0, width = 0;
-  bool prepare = false;
-  PreparedRows out;  // if `prepare`
-};
-cudaError_t LaunchNorm(const NormArgs& args, cudaStream_t stream);
+// `out`: args.prepared in plain members; null: not wanted. y may be x. The mean of squares: thread
+// t of 256 adds fma(x, x) of the columns 2t and 2t + 1 (mod 512) ascending; then the tree of
+// WarpSum, and the eight warps ascending.
+cudaError_t LaunchNorm(const DeviceNorm& args, const PreparedRows* out, cudaStream_t stream);
 
-// y may be gate or up.
-struct GatedArgs {
-  const float* gate = nullptr;
-  const float* up = nullptr;
-  int64_t in_stride = 0;
-  bool gelu = false;
-  float* y = nullptr;  // null: not wanted
-  int64_t m = 0, width = 0;
-  bool prepare = false;
-  PreparedRows out;  // if `prepare`
-};
-cudaError_t LaunchGated(const GatedArgs& args, cudaStream_t stream);
+// Likewise. y may be gate or up.
+cudaError_t LaunchGated(const DeviceGated& args, const PreparedRows* out, cudaStream_t stream);
 
-struct SumArgs {
-  const int64_t* in = nullptr;
-  const int64_t* poison = nullptr;
-  bool raw_bits = false;
-  const float* bias = nullptr;
-  const float* residual = nullptr;
-  float* x = nullptr;
-  uint8_t* poisoned = nullptr;
-  int64_t m = 0, width = 0;
-};
-cudaError_t LaunchSum(const SumArgs& args, cudaStream_t stream);
+cudaError_t LaunchSum(const DeviceSum& args, cudaStream_t stream);
 
 struct AddArgs {
   const float* a = nullptr;

@@ -6,14 +6,15 @@
 // the arrays named so. Rows beyond the step's tokens, up to the graph's bucket, are computed like
 // others and read by nobody: their positions are -1, their tokens 0.
 //
-// Bits. An output row depends on its own inputs alone, never on m, on other rows, on the cut of N
-// over ranks, or on time. Linear: activations are fp16 times a power of two (DeviceActivations);
-// per cell (weight group x segment, ascending k) acc = mma sums in f32 over steps of 16 columns,
-// y = fma(acc, s_w * s_x, y), then y = fma(min, s_x * X, y) where the format has minima, X the f32
-// sum of the cell's fp16 values, runs of 16 ascending. Of a whole K the cells fold in parts whose
-// bounds follow from K and the groups alone. Segments: the f32 sum times 2^32, to the nearest even
-// int64, added to the others; a sum that is not finite or not below 2^31 / segments_total adds 0
-// and one to the row's poison count.
+// Bits, where `deterministic` is asked for (a8: always): an output row depends on its own inputs
+// alone, never on m, on other rows, on the cut of N over ranks, or on time. Linear: activations are
+// fp16 times a power of two (DeviceActivations); per cell (weight group x segment, ascending k) acc
+// = mma sums in f32 over steps of 16 columns, y = fma(acc, s_w * s_x, y), then y = fma(min, s_x *
+// X, y) where the format has minima, X the f32 sum of the cell's fp16 values, runs of 16 ascending.
+// Of a whole K the cells fold in parts whose bounds follow from K and the groups alone. Segments:
+// the f32 sum times 2^32, to the nearest even int64, added to the others; a sum that is not finite
+// or not below 2^31 / segments_total adds 0 and one to the row's poison count. Integer matrices on
+// a8: the bits of kernels/registry/linear.h's mode a8, on every device.
 #pragma once
 
 #include <cstdint>
@@ -23,43 +24,29 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 
+#include "kernels/registry/activations.h"
+#include "kernels/registry/device_rows.h"
 #include "kernels/registry/kernel_choice.h"
+#include "kernels/registry/logit_scan.h"
 #include "kernels/registry/rope.h"
 #include "kernels/tensor/device.h"
 #include "kernels/tensor/device_matrix.h"
 #include "kernels/tensor/kv_layout.h"
+#include "kernels/tensor/synthetic_values.h"
 
 namespace bitshard {
-
-// The form of activations that linear kernels read, for rows [0, rows).
-//   half[row][padded_cols]: fp16 bits of x / scale, to nearest even; columns padded to 64 with
-//     zeros; in every run of 16 the order (2t, 2t+1, 2t+8, 2t+9) for t = 0..3, the B operand of
-//     mma.m16n8k16: 8 bytes a lane.
-//   scale[row][segments]: power of two with max |x / scale| in [2^14, 2^15) over the segment, at
-//     least 2^-126 (0 when all are 0, NaN when one is not finite: then all fp16 values are 0).
-//   run_sum[row][padded_cols / 16]: f32 sum of the run's fp16 values, in column order.
-//   x[row][cols]: the f32 values, for f32 matrices only; null elsewhere.
-struct DeviceActivations {
-  uint16_t* half = nullptr;
-  float* scale = nullptr;
-  float* run_sum = nullptr;
-  float* x = nullptr;
-  int64_t cols = 0, padded_cols = 0;
-  int64_t segment_cols = 0;  // 0: one scale a row
-  int64_t segments() const {
-    return segment_cols == 0 ? 1 : (cols + segment_cols - 1) / segment_cols;
-  }
-};
 
 struct DeviceLinear {
   const DeviceMatrix* w = nullptr;  // of the host, used during the call only
   // One of the two. Row r at + r * stride.
-  float* y = nullptr;
+  float* y = nullptr;  // also partial sums of ranks that add up in f32
   int64_t* sums = nullptr;
   int64_t stride = 0;
   const float* bias = nullptr;  // with y only; null: none
   int64_t* poison = nullptr;    // [rows], with sums; was set to 0 before
   int64_t segments_total = 1;
+  // False: the order of summation, and so the bits, may depend on m and on the device.
+  bool deterministic = true;
 };
 
 // One step's tokens on the device. Arrays of the bucket's size; block tables of all rows one after
@@ -90,7 +77,8 @@ struct DeviceAttention {
   // leaves it ready for the next. Null: long contexts are not split over the device, slow for few
   // tokens. The bits are the same.
   void* scratch = nullptr;
-  int64_t max_context = 0;  // no position is at or beyond it: the launch covers so many chunks
+  int64_t max_context = 0;    // no position is at or beyond it: the launch covers so many chunks
+  bool deterministic = true;  // as DeviceLinear's
 };
 
 class DeviceKernels {
@@ -98,55 +86,27 @@ class DeviceKernels {
   virtual ~DeviceKernels() = default;
 
   // Which kernel serves such a matrix and why not a faster one; UNIMPLEMENTED when none does.
-  virtual absl::StatusOr<KernelChoice> ChooseLinear(const PackedSpec& spec,
-                                                    int64_t segment_cols) const = 0;
+  // Modes: kA8, or another: then integers read fp16.
+  virtual absl::StatusOr<KernelChoice> ChooseLinear(
+      const PackedSpec& spec, int64_t segment_cols,
+      ActivationMode mode = ActivationMode::kA16) const = 0;
+  // Whether it reads DeviceActivations::a8 in this mode.
+  virtual bool ReadsA8(const PackedSpec& spec, int64_t segment_cols, ActivationMode mode) const = 0;
 
   // out[m][width]: raw f32 bits in int64 of the rows of tokens in [vocab_begin, vocab_begin +
   // rows), zeros for others.
   virtual absl::Status Gather(const DeviceMatrix& w, int64_t vocab_begin, const int32_t* tokens,
                               int64_t m, int64_t* out, DeviceStream& stream) const = 0;
 
-  // x[m][width] f32 = residual (or 0) + value, where value is the f32 of raw bits (`raw_bits`), or
-  // sums / 2^32 through double, + bias; NaN in rows with poison, which also set poisoned[row].
-  struct SumRows {
-    const int64_t* in = nullptr;      // [m][width]
-    const int64_t* poison = nullptr;  // [m]; null with raw_bits
-    bool raw_bits = false;
-    const float* bias = nullptr;      // null: none
-    const float* residual = nullptr;  // null: none; may be x
-    float* x = nullptr;
-    uint8_t* poisoned = nullptr;  // [m]; only ever set to 1 here
-    int64_t m = 0, width = 0;
-  };
-  virtual absl::Status Sum(const SumRows& args, DeviceStream& stream) const = 0;
+  virtual absl::Status Sum(const DeviceSum& args, DeviceStream& stream) const = 0;
 
-  // y[m][width] = w * x / sqrt(mean(x^2) + epsilon), and/or its prepared form. y, prepared: null
-  // when nobody wants it.
-  struct NormRows {
-    const float* x = nullptr;
-    const float* weight = nullptr;
-    float epsilon = 0;
-    float* y = nullptr;
-    const DeviceActivations* prepared = nullptr;
-    int64_t m = 0, width = 0;
-  };
-  virtual absl::Status Norm(const NormRows& args, DeviceStream& stream) const = 0;
+  virtual absl::Status Norm(const DeviceNorm& args, DeviceStream& stream) const = 0;
 
   // The prepared form of x[m][cols], row r at x + r * stride.
   virtual absl::Status Prepare(const float* x, int64_t stride, int64_t m,
                                const DeviceActivations& out, DeviceStream& stream) const = 0;
 
-  // activation(gate) * up, f32 (y) and/or prepared; rows at a stride. GELU in its tanh form.
-  struct GatedRows {
-    const float* gate = nullptr;
-    const float* up = nullptr;
-    int64_t in_stride = 0;
-    bool gelu = false;
-    float* y = nullptr;
-    const DeviceActivations* prepared = nullptr;
-    int64_t m = 0, width = 0;
-  };
-  virtual absl::Status Gated(const GatedRows& args, DeviceStream& stream) const = 0;
+  virtual absl::Status Gated(const DeviceGated& args, DeviceStream& stream) const = 0;
 
   // x[m][width] = a + b.
   virtual absl::Status Add(const float* a, const float* b, float* x, int64_t m, int64_t width,
@@ -184,6 +144,17 @@ class DeviceKernels {
   // Of DeviceAttention::scratch for up to `max_tokens` rows.
   virtual uint64_t AttentionScratchBytes(const KvLayout& layout, int q_heads, int64_t max_tokens,
                                          int64_t max_context) const = 0;
+
+  // Fills a matrix's blob, laid out as `layout` says, with the numbers of
+  // kernels/tensor/synthetic.h. REQUIRES: CheckSynthetic(spec) is OK.
+  virtual absl::Status MakeSynthetic(const PackedSpec& spec, const DeviceMatrixLayout& layout,
+                                     const SyntheticSource& source, uint8_t* blob,
+                                     DeviceStream& stream) const = 0;
+
+  virtual absl::Status Scan(const DeviceScan& args, DeviceStream& stream) const = 0;
+  // Of DeviceScan::scratch.
+  virtual uint64_t ScanScratchBytes(int64_t m, int64_t count) const = 0;
+  virtual absl::Status SumMasses(const DeviceMassSums& args, DeviceStream& stream) const = 0;
 
   // Stores `value` at a word that the host can read: how far the stream has come.
   virtual absl::Status Mark(uint64_t* word, uint64_t value, DeviceStream& stream) const = 0;

@@ -129,6 +129,11 @@ class Device {
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> NewStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> NewEvent() = 0;
+  // One that also knows when its last Record was passed.
+  virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> NewTimedEvent() = 0;
+  // Nanoseconds from the one to the other, on the device's clock. REQUIRES: timed events, both
+  // recorded and passed.
+  virtual absl::StatusOr<int64_t> ElapsedNs(DeviceEvent& from, DeviceEvent& to) = 0;
   virtual absl::Status Record(DeviceEvent& event, DeviceStream& stream) = 0;
   // `stream` goes on when the event's last Record has been passed. An event that was never recorded
   // counts as passed.

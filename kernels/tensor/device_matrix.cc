@@ -220,16 +220,15 @@ void CopyInDeviceOrder(const PackedMatrix& matrix, const DeviceMatrixLayout& lay
   }
 }
 
-DeviceMatrix MatrixOnDevice(const PackedMatrix& matrix, const DeviceMatrixLayout& layout,
+DeviceMatrix MatrixOnDevice(const PackedSpec& spec, const DeviceMatrixLayout& layout,
                             const uint8_t* blob) {
   DeviceMatrix out;
-  out.spec = matrix.spec();
+  out.spec = spec;
   out.codes = blob + layout.codes;
   out.tile_bytes = layout.tile_bytes;
   if (out.spec.type != PackedSpec::Type::kInt) return out;
-  out.scale = matrix.scale_view();
+  out.scale = ScaleViewOf(spec, layout.record_bytes, layout.scale_tile_bytes);
   out.scale.plane = blob + layout.scales;
-  out.scale.tile_bytes = layout.scale_tile_bytes;
   if (out.spec.scale == ScaleKind::kNested) {
     out.scale.table = reinterpret_cast<const float*>(blob + layout.nested);
     out.scale.second = out.scale.table + kNestedBlock;

@@ -22,9 +22,6 @@
 
 namespace bitshard {
 
-// Place of row r % 16 in a run of scales.
-inline constexpr int DeviceScaleSlot(int r) { return 2 * (r % 8) + r % 16 / 8; }
-
 // Where the pieces lie in the blob, and their strides.
 struct DeviceMatrixLayout {
   uint64_t codes = 0, scales = 0, nested = 0;  // offsets
@@ -54,7 +51,11 @@ void CopyInDeviceOrder(const PackedMatrix& matrix, const DeviceMatrixLayout& lay
                        uint64_t end, uint8_t* out);
 
 // `blob`: where it lies on the device.
-DeviceMatrix MatrixOnDevice(const PackedMatrix& matrix, const DeviceMatrixLayout& layout,
+DeviceMatrix MatrixOnDevice(const PackedSpec& spec, const DeviceMatrixLayout& layout,
                             const uint8_t* blob);
+inline DeviceMatrix MatrixOnDevice(const PackedMatrix& matrix, const DeviceMatrixLayout& layout,
+                                   const uint8_t* blob) {
+  return MatrixOnDevice(matrix.spec(), layout, blob);
+}
 
 }  // namespace bitshard

@@ -222,32 +222,39 @@ int PackedMatrix::CodeAt(int64_t row, int64_t col) const {
                                   static_cast<int>(col % kTileCols)));
 }
 
-ScaleView PackedMatrix::scale_view() const {
+ScaleView ScaleViewOf(const PackedSpec& spec, int64_t record_bytes, int64_t tile_bytes) {
   ScaleView view;
-  view.kind = spec_.scale;
-  view.offset = spec_.offset;
-  view.has_min = spec_.has_min();
-  view.has_zeros = spec_.offset == ScaleOffset::kZero;
-  view.shared_rows = spec_.block_rows != 1;
-  view.bits = spec_.bits;
-  view.zero_point = spec_.zero_point;
-  view.group_size = spec_.group_size;
-  view.first_group_offset = spec_.first_group_offset;
-  view.record_groups = IsSuper(spec_.scale) ? kSuperBlockCols / spec_.group_size : 1;
-  view.record_bytes = record_bytes_;
-  view.tile_bytes = scale_tile_bytes_;
-  view.rows = rows();
+  view.kind = spec.scale;
+  view.offset = spec.offset;
+  view.has_min = spec.has_min();
+  view.has_zeros = spec.offset == ScaleOffset::kZero;
+  view.shared_rows = spec.block_rows != 1;
+  view.bits = spec.bits;
+  view.zero_point = spec.zero_point;
+  view.group_size = spec.group_size;
+  view.first_group_offset = spec.first_group_offset;
+  view.record_groups = IsSuper(spec.scale) ? kSuperBlockCols / spec.group_size : 1;
+  view.record_bytes = record_bytes;
+  view.tile_bytes = tile_bytes;
+  view.rows = static_cast<int64_t>(spec.rows);
+  view.factor = spec.scale_factor;
+  if (spec.scale == ScaleKind::kNested) {
+    view.first_block = static_cast<int64_t>(spec.first_block % kNestedBlock);
+    view.row_blocks = static_cast<int64_t>(spec.source_row_groups);
+  }
+  view.block_rows = spec.block_rows;
+  view.first_row_offset = spec.first_row_offset;
+  view.groups = static_cast<int64_t>(spec.groups());
+  return view;
+}
+
+ScaleView PackedMatrix::scale_view() const {
+  ScaleView view = ScaleViewOf(spec_, record_bytes_, scale_tile_bytes_);
   view.plane = scales_.data();
-  view.factor = spec_.scale_factor;
   if (spec_.scale == ScaleKind::kNested) {
     view.table = nested_.as<float>();
     view.second = view.table + kNestedBlock;
-    view.first_block = static_cast<int64_t>(spec_.first_block % kNestedBlock);
-    view.row_blocks = static_cast<int64_t>(spec_.source_row_groups);
   }
-  view.block_rows = spec_.block_rows;
-  view.first_row_offset = spec_.first_row_offset;
-  view.groups = groups();
   return view;
 }
 

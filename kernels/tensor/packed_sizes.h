@@ -5,6 +5,8 @@
 
 #include "absl/status/statusor.h"
 
+#include "kernels/tensor/scale_plane.h"
+
 namespace bitshard {
 
 struct PackedSpec;
@@ -20,5 +22,9 @@ struct PackedSizes {
 
 // INVALID_ARGUMENT as PackedBytes (packed_matrix.h).
 absl::StatusOr<PackedSizes> SizesOf(const PackedSpec& spec);
+
+// The view of such a matrix's scales, all but its pointers. `tile_bytes`: of one row tile's
+// records. REQUIRES: type kInt.
+ScaleView ScaleViewOf(const PackedSpec& spec, int64_t record_bytes, int64_t tile_bytes);
 
 }  // namespace bitshard

@@ -60,6 +60,9 @@ inline constexpr int ScaleBytes(ScaleKind kind) {
   }
 }
 
+// Place of row r % 16 in a run of scales in the order of devices (device_matrix.h).
+inline constexpr int DeviceScaleSlot(int r) { return 2 * (r % 8) + r % 16 / 8; }
+
 // A plane as kernels see it: plain pointers, valid as long as the matrix.
 struct ScaleView {
   ScaleKind kind = ScaleKind::kF16;

@@ -6,12 +6,12 @@ usage, from the root of the repository, after `bazel build //tests/bars:kernel_f
 Method. In the loop of a linear kernel that does the tensor-core work (kernel_figures.py finds it in the disassembly) every
 mma.m16n8k16 takes 8 weights a thread, the same for each tile of 8 tokens: weights = 8 x mma / tiles. Instructions of the
 shortest way round that leaves out no mma and no load of weights or activations: the inside of a weight group. Closing a group
-(its scales, y = fma(acc, s, y)) is the shortest way with the fewest FFMA that are not none; with groups of 128 columns every
-eighth run of 16 pays it.
+(its scales, y = fma(acc, s, y)), of all row tiles of the warp, is the shortest way with the fewest FFMA that are not none; with
+groups of 128 columns every eighth run of 16 pays it.
 
 Against it stands the budget: an SM issues 128 thread instructions a clock, and DRAM at its peak delivers so many weights a
-clock. Integer and logic instructions have half as many slots (those of closing a group are counted as all integer), mma its own
-rate. The largest of the three shares counts; a kernel that reads at 90 % of the peak, as good ones do, needs 90 % of it. What the
+clock. Integer and logic instructions have half as many slots (those of closing a group are counted as integer but for its FFMA, 4
+for each row tile and 8 tokens), mma its own rate. The largest of the three shares counts; a kernel that reads at 90 % of the peak, as good ones do, needs 90 % of it. What the
 loop does not show (waiting, the tail, the launch) is not in these figures: they say what cannot be, not what will be.
 """
 
@@ -35,21 +35,22 @@ ISSUE_SLOTS = 128
 ALU_SLOTS = 64
 EVERYDAY = 0.9  # of the DRAM peak
 GROUP_RUNS = 128 // 16
-# Scales of 16 bits, integers.
-LINEAR = re.compile(r"^LinearTilesKernel<IntWeights<(?P<bits>\d+), true>, (?P<tiles>\d+)>$")
+# Scales of 16 bits, integers; groups of whole tiles. 8 tokens and row tiles of a warp.
+LINEAR = re.compile(r"^LinearTilesKernel<IntWeights<(?P<bits>\d+), true>, (?P<tiles>\d+), (?P<rows>\d+), true>$")
 
 
 def loops(figures):
-    """[(architecture, bits, tiles, instructions a weight, integer instructions a weight)]"""
+    """[(architecture, (bits, tiles, row tiles), instructions a weight, integer instructions a weight)]"""
     found = []
     for (_, kernel, architecture), row in sorted(figures.items()):
         match = LINEAR.match(kernel)
         if match and row["loop_hmma"]:
-            tiles = int(match["tiles"])
+            bits, tiles, rows = (int(match[name]) for name in ("bits", "tiles", "rows"))
             runs = row["loop_hmma"] / tiles
-            closing = row["loop_closing"] * runs / GROUP_RUNS
-            found.append((architecture, int(match["bits"]), tiles, (row["loop_instructions"] + closing) / (8 * runs),
-                          (row["loop_alu"] + closing) / (8 * runs)))
+            groups = runs / rows / GROUP_RUNS
+            found.append((architecture, (bits, tiles, rows),
+                          (row["loop_instructions"] + row["loop_closing"] * groups) / (8 * runs),
+                          (row["loop_alu"] + (row["loop_closing"] - 4 * tiles * rows) * groups) / (8 * runs)))
     return found
 
 
@@ -74,12 +75,13 @@ def main():
     if not found:
         sys.exit(f"no kernel of {bars.FIGURES} is named like {LINEAR.pattern}")
     print(f"nvcc {version}: instructions a weight, of which integer; then for each card the largest share in % and whose it is\n")
-    print("| weights, tokens | sm_80 | sm_90a | " + " | ".join(card[0] for card in CARDS) + " |")
+    print("| weights, tokens, row tiles a warp | sm_80 | sm_90a | " + " | ".join(card[0] for card in CARDS) + " |")
     print("|---" * (3 + len(CARDS)) + "|")
-    for bits, tiles in sorted({(bits, tiles) for _, bits, tiles, _, _ in found}):
-        of = {architecture: (bits, tiles, instructions, alu) for architecture, b, t, instructions, alu in found
-              if (b, t) == (bits, tiles)}
-        cells = [f"W{bits}, {8 * tiles}"]
+    for kernel in sorted({kernel for _, kernel, _, _ in found}):
+        bits, tiles, rows = kernel
+        of = {architecture: (bits, tiles, instructions, alu) for architecture, other, instructions, alu in found
+              if other == kernel}
+        cells = [f"W{bits}, {8 * tiles}, {rows}"]
         cells += [f"{of[a][2]:.2f}, {of[a][3]:.2f}" if a in of else "-" for a in ("sm_80", "sm_90a")]
         for card in CARDS:
             if card[5] not in of:

@@ -65,7 +65,7 @@ def _count(code, *prefixes):
 
 
 def _mmas(code):
-    return _count(code, "HMMA", "IMMA", "QMMA")
+    return _count(code, "HMMA", "HGMMA", "IMMA", "QMMA")
 
 
 def main_loop(code):
@@ -175,13 +175,13 @@ def code_figures(code):
         "instructions": len(real),
         "ldg128": wide,
         "ldg_narrow": sum(map(is_ldg, real)) - wide,
-        "hmma": _count(real, "HMMA", "QMMA"),
+        "hmma": _count(real, "HMMA", "HGMMA", "QMMA"),
         "imma": _count(real, "IMMA"),
         "ldsm": _count(real, "LDSM"),
         "ldgsts": _count(real, "LDGSTS"),
         "local": _count(real, "LDL", "STL"),
         "loop_instructions": len(loop),
-        "loop_hmma": _count(loop, "HMMA", "QMMA"),
+        "loop_hmma": _count(loop, "HMMA", "HGMMA", "QMMA"),
         "loop_imma": _count(loop, "IMMA"),
         "loop_alu": sum(i.opcode.split(".")[0] in _ALU for i in loop),
         "loop_ldg": sum(map(is_ldg, loop)),

@@ -55,6 +55,7 @@ double Value(const std::string& page, const std::string& name,
 TEST(CoordinatorMetrics, EverySeriesIsThereFromTheStartAtZero) {
   CoordinatorMetrics metrics(Info());
   const std::string page = metrics.Page();
+  EXPECT_EQ(Value(page, "bitshard_model_info", {R"(numerics="none")"}), 1);
   EXPECT_EQ(Value(page, "bitshard_requests_total",
                   {R"(finished_reason="worker_lost")", R"(grpc_code="UNAVAILABLE")"}),
             0);
@@ -235,6 +236,8 @@ TEST(CoordinatorMetrics, GaugesComeFromTheSources) {
         group.ranks[0].total_bytes = 4;
         group.ranks[1].phase = Member::Phase::kReady;
         group.ranks[1].weight_bytes = 1000;
+        group.ranks[0].kernels.emplace_back().set_kernel("k");
+        group.ranks[0].deterministic = false;
         group.ranks[1].memory.set_resident_bytes(5000);
         group.ranks[1].heartbeat_age = absl::Milliseconds(250);
         return group;
@@ -249,6 +252,7 @@ TEST(CoordinatorMetrics, GaugesComeFromTheSources) {
   EXPECT_EQ(Value(page, "bitshard_predicted_wait_seconds"), 1.5);
   EXPECT_GE(Value(page, "bitshard_oldest_waiting_seconds"), 5);
   EXPECT_EQ(Value(page, "bitshard_cache_config_info", {R"(num_blocks="8")"}), 1);
+  EXPECT_EQ(Value(page, "bitshard_model_info", {R"(numerics="nondeterministic")"}), 1);
   EXPECT_EQ(Value(page, "bitshard_worker_up", {R"(rank="0")"}), 0);
   EXPECT_EQ(Value(page, "bitshard_worker_up", {R"(rank="1")"}), 1);
   EXPECT_EQ(Value(page, "bitshard_worker_load_progress_ratio", {R"(rank="0")"}), 0.25);

@@ -10,6 +10,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "kernels/tensor/kv_type_by_name.h"
+#include "proto/cache_type.h"
+
 namespace bitshard {
 namespace {
 
@@ -49,11 +52,28 @@ TEST_F(OptionsTest, DefaultsAreFine) {
   EXPECT_TRUE(options->reflection);
 }
 
+TEST_F(OptionsTest, NumericsAreDeterministicUnlessTurnedOff) {
+  EXPECT_TRUE(CoordinatorOptionsFromFlags({})->deterministic);
+  Set("deterministic", "false");
+  EXPECT_FALSE(CoordinatorOptionsFromFlags({})->deterministic);
+}
+
 TEST_F(OptionsTest, PrefixCacheIsOnUnlessTurnedOff) {
   EXPECT_TRUE(CoordinatorOptionsFromFlags({})->prefix_cache);
   Set("prefix_cache", "off");
   EXPECT_FALSE(CoordinatorOptionsFromFlags({})->prefix_cache);
   EXPECT_THAT(Refusal("prefix_cache", "yes"), HasSubstr("--prefix-cache=yes: use on or off"));
+}
+
+TEST_F(OptionsTest, CacheTypesAreThoseOfTheKernelsByTheirNames) {
+  for (const KvType type : kAllKvTypes) {
+    Set("kv_cache_dtype", KvTypeName(type));
+    const auto options = CoordinatorOptionsFromFlags({});
+    ASSERT_TRUE(options.ok()) << options.status();
+    EXPECT_EQ(KvTypeByName(CacheTypeName(options->kv_cache_type)), type);
+  }
+  for (const char* name : {"unspecified", "BF16", ""})
+    EXPECT_THAT(Refusal("kv_cache_dtype", name), HasSubstr("bf16, f16")) << name;
 }
 
 TEST_F(OptionsTest, ServiceIsSharedByWeightAndBoundedWhenAskedFor) {

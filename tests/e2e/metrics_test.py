@@ -124,7 +124,7 @@ class StartTest(unittest.TestCase):
             ranks |= found
             self.assertEqual(page.sum("bitshard_worker_step_seconds_count"), 0, "only empty steps so far")
             self.assertEqual(page.labels("bitshard_worker_step_seconds_count", "phase"),
-                             {"gemm", "attention", "collective", "other"})
+                             {"gemm", "attention", "collective", "device", "other"})
             self.assertEqual(page.sum("bitshard_weight_load_errors_total"), 0)
             for name in ("weight_bytes", "weight_read_bytes_total", "weight_load_seconds", "worker_kernel_info",
                          "worker_peak_read_bytes_per_second", "worker_peak_flops_per_second"):

@@ -1,115 +1,273 @@
 #!/usr/bin/env bash
 # What a machine with an NVIDIA GPU must confirm, in one command of at most 9 minutes. Runs from the unpacked bundle:
 #
-#   bazel build --config=cuda //tests/gpu:bundle      (where the build is)
-#   tar -xJf bundle.tar.xz && bundle/check.sh [OUT]   (where the GPU is; results go to OUT, default ./gpu-check)
+#   bazel build --config=cuda //tests/gpu:bundle        (where the build is)
+#   tar -xJf bundle.tar.xz && bundle/check.sh [--seconds=N] [OUT]   (where the GPU is)
 #
-# Each phase has its time limit and writes as it goes; one that fails does not stop the next. The last lines printed are the
-# summary; exit status 1 if a phase failed. No clock, power or MIG setting is touched. Needs glibc, the driver, and for the
-# sanitizer phases compute-sanitizer. What has no program yet is said by name.
+# OUT (default ./gpu-check) gets few files, written as it goes: summary.txt, phases.log (all that the phases print),
+# ceilings.json, kernels.tsv, ptx.bin, roofline.tsv, counters.tsv, e2e.json. Each phase has its time limit; one that fails does
+# not stop the next. The last lines printed are the summary; exit status 1 if a phase failed. --seconds (530; 240 is the least):
+# with less than 530 what matters least is left out: ncu, the services, NCCL, two of the sanitizers, many tokens. --dry-run
+# prints the phases, their limits and commands, and runs nothing.
+#
+# No clock, power or MIG setting is touched; no root, no network. Needs glibc and the driver; of the machine's own it takes what
+# there is: compute-sanitizer, ncu, libcublas, libnccl. What is missing is said, and its phases are skipped.
 set -euo pipefail
 
 here="$(cd "$(dirname "$0")" && pwd)"
-out="${1:-$PWD/gpu-check}"
-mkdir -p "$out"
-: > "$out/summary.txt"
+whole=530
+seconds=$whole
+dry=0
+out=
+for word in "$@"; do
+  case "$word" in
+    --seconds=*) seconds="${word#*=}" ;;
+    --dry-run) dry=1 ;;
+    -*) echo "error: $word: the options are --seconds=N and --dry-run" >&2; exit 2 ;;
+    *) out="$word" ;;
+  esac
+done
+if [[ ! "$seconds" =~ ^[0-9]{1,5}$ ]] || ((10#$seconds < 240)); then
+  echo "error: --seconds=$seconds: a number from 240 on; less is not enough for the phases that matter" >&2
+  exit 2
+fi
+seconds=$((10#$seconds))
+out="${out:-$PWD/gpu-check}"
 failures=0
+phase_offset=0
 
-note() { printf '%s\n' "$*" | tee -a "$out/summary.txt"; }
-
-# t NAME LIMIT_S COMMAND...: one phase; its output is in OUT/NAME.log.
-t() {
-  local name="$1" limit="$2" status=0 began=$SECONDS
-  shift 2
-  timeout -k 5 "$limit" "$@" > "$out/$name.log" 2>&1 || status=$?
-  ((status == 0)) || failures=$((failures + 1))
-  note "$name: $( ((status == 0)) && echo ok || echo "FAILED (exit status $status)"), $((SECONDS - began)) s: $(tail -n 1 "$out/$name.log")"
-}
-
-# The bundle's libraries; the host's libc, unless it is too old: then the bundle's own and its loader.
-run=(env "LD_LIBRARY_PATH=$here/lib")
-if timeout -k 5 20 "${run[@]}" "$here/bin/faults" > /dev/null 2> "$out/start.log" || [[ $? != 2 ]]; then
-  run=("$here/libc/ld-linux-x86-64.so.2" --library-path "$here/libc:$here/lib")
+if ((dry)); then
+  work=WORK
+  printf 'phase\tlimit s\tcommand\n'
+else
+  work="$(mktemp -d)" || exit 1
+  trap 'rm -rf "$work"' EXIT
+  mkdir -p "$out" || exit 1
+  : > "$out/summary.txt"
+  : > "$out/phases.log"
+  rm -f "$out/e2e.json"  # phase 6 appends
 fi
 
-# ---- 0: the machine.
-t machine 25 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,compute_cap,mig.mode.current --format=csv
+# A line of the summary: PHASE VERDICT SECONDS TEXT.
+note() {
+  ((dry)) || printf '%-18s %-9s %4s s  %s\n' "$@" | tee -a "$out/summary.txt"
+}
 
-# ---- 1: the kernel tests of continuous integration, same seeds, against the same references.
-t kernels 60 "${run[@]}" "$here/bin/kernels_on_gpu" --gtest_brief=1
+skip() {  # PHASE WHY
+  if ((dry)); then printf '%s\t0\tskipped: %s\n' "$1" "$2"; else note "$1" SKIPPED 0 "$2"; fi
+}
+
+# t NAME LIMIT_S COMMAND...: one phase; `passed` says how it went. A failure whose output matches `forgive` is none: the machine
+# cannot do it.
+forgive=
+passed=1
+t() {
+  local name="$1" limit="$2" status=0 began=$SECONDS left=$((seconds - SECONDS)) verdict=ok
+  shift 2
+  passed=1
+  if ((dry)); then
+    printf '%s\t%s\t%s\n' "$name" "$limit" "$*"
+    return 0
+  fi
+  if ((left < 3)); then
+    failures=$((failures + 1))
+    passed=0
+    note "$name" "NO TIME" 0 "the phases before it took all $seconds s"
+    return 0
+  fi
+  ((limit <= left)) || limit=$left
+  phase_offset="$(stat -c %s "$out/phases.log")"
+  printf '==== %s: at most %s s: %s\n' "$name" "$limit" "$*" >> "$out/phases.log"
+  timeout -k 3 "$limit" "$@" < /dev/null >> "$out/phases.log" 2>&1 || status=$?
+  if ((status == 124 || status == 137)); then
+    verdict="TIMED OUT"
+  elif ((status != 0)) && [[ -n "$forgive" ]] && phase_says "$forgive"; then
+    verdict=SKIPPED
+  elif ((status != 0)); then
+    verdict="FAILED"
+  fi
+  [[ $verdict == ok || $verdict == SKIPPED ]] || failures=$((failures + 1))
+  note "$name" "$verdict" "$((SECONDS - began))" "$(phase_log | tail -n 1 | cut -c 1-200)$( ((status == 0)) || echo " (exit status $status)")"
+  ((status == 0)) || passed=0
+}
+
+# What the last phase has printed, its head line first.
+phase_log() { tail -c "+$((phase_offset + 1))" "$out/phases.log"; }
+# Whether it has printed something like PATTERN.
+phase_says() { grep -qiE "$1" <(phase_log); }
+
+cuda_folders=("${CUDA_HOME:-/usr/local/cuda}")
+[[ -n "${CUDA_HOME:-}" ]] || cuda_folders+=(/usr/local/cuda-*)
+
+# The path of the first of these libraries that the machine has; nothing when it has none.
+find_library() {
+  local name path folder
+  for name in "$@"; do
+    path="$( (ldconfig -p || /sbin/ldconfig -p) 2> /dev/null | awk -v name="$name" '$1 == name { print $NF; exit }')"
+    [[ -z "$path" ]] || { echo "$path"; return; }
+    for folder in "${cuda_folders[@]}"; do
+      [[ ! -e "$folder/lib64/$name" ]] || { echo "$folder/lib64/$name"; return; }
+    done
+    # Where NVIDIA's packages of Python keep theirs.
+    path="$(timeout 10 python3 -c '
+import glob, sys
+for folder in sys.path:
+    for path in glob.glob(folder + "/nvidia/*/lib/" + sys.argv[1]):
+        print(path)' "$name" 2> /dev/null | head -n 1)"
+    [[ -z "$path" ]] || { echo "$path"; return; }
+  done
+}
+
+find_tool() {
+  local path
+  path="$(command -v "$1" || true)"
+  for path in $path "${cuda_folders[@]/%//bin/$1}" /opt/nvidia/nsight-compute/*/"$1"; do
+    [[ ! -x "$path" ]] || { echo "$path"; return; }
+  done
+}
+
+# runner FOLDER...: sets `run`, what programs of the bundle are begun with: the bundle's libraries and those in the folders;
+# the host's libc, unless it is too old: then the bundle's own and its loader.
+too_old=0
+runner() {
+  local folders
+  folders="$(IFS=: && echo "$here/lib${*:+:$*}")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  run=(env "LD_LIBRARY_PATH=$folders")
+  ((!too_old)) || run=("$here/libc/ld-linux-x86-64.so.2" --library-path "$here/libc:$folders")
+}
+runner
+if ((!dry)); then
+  status=0
+  timeout -k 3 20 "${run[@]}" "$here/bin/faults" > "$work/start.log" 2>&1 || status=$?
+  if ((status != 2)); then  # its usage
+    cat "$work/start.log" >> "$out/phases.log"
+    too_old=1
+    export BUNDLE_LOADER=1  # for start/*
+    runner
+  fi
+fi
+short=$((seconds < whole))
+
+# ---- 0: the machine, and what it can do at most: all later shares are of these rates.
+t machine 10 bash -c 'uname -srm; ldd --version | head -n 1; sha256sum "$1"/bin/* | sha256sum | cut -c 1-16; exec "${@:2}"' \
+  machine "$here" nvidia-smi --format=csv,noheader \
+  --query-gpu=driver_version,memory.total,clocks.max.sm,compute_cap,mig.mode.current,name
+cublas=
+((dry)) || cublas="$(find_library libcublas.so.13 libcublas.so.12)"
+t ceilings 20 "${run[@]}" "$here/bin/ceilings" "$out/ceilings.json" ${cublas:+"$cublas"}
+
+# ---- 1: the kernel tests of continuous integration, same seeds, against the same references; then each kernel, and shapes of
+# a model's layers, beside the emulator's results.
+t kernels 40 "${run[@]}" "$here/bin/kernels_on_gpu"
+t cases 25 "${run[@]}" "$here/bin/kernel_cases" compare "$here/cases_emulated.bin" "$out/kernels.tsv" small calibration large
 
 # ---- 2: every PTX wrapper on random registers, against the emulator's results.
-t ptx 20 "${run[@]}" "$here/bin/ptx_vectors" compare "$here/ptx_emulated.bin"
-t ptx_keep 10 "${run[@]}" "$here/bin/ptx_vectors" write "$out/ptx.bin"
+t ptx 12 "${run[@]}" "$here/bin/ptx_vectors" compare "$here/ptx_emulated.bin" "$out/ptx.bin"
 
-# ---- 3: the sanitizers, first on kernels with a planted fault: they must be reported.
-if command -v compute-sanitizer > /dev/null; then
-  sanitizer=(compute-sanitizer --error-exitcode 9 --print-limit 20)
-  # reports TOOL FAULT: the tool exits with its own code.
-  reports() {
-    local status=0
-    timeout -k 5 20 "${sanitizer[@]}" --tool "$1" "${run[@]}" "$here/bin/faults" "$2" || status=$?
-    echo "exit status $status, 9 is wanted"
-    ((status == 9))
-  }
-  for pair in memcheck:oob racecheck:race initcheck:uninit; do
-    status=0
-    (reports "${pair%:*}" "${pair#*:}") > "$out/planted_${pair%:*}.log" 2>&1 || status=$?
-    ((status == 0)) || failures=$((failures + 1))
-    note "planted_${pair%:*}: $( ((status == 0)) && echo ok || echo FAILED): $(tail -n 1 "$out/planted_${pair%:*}.log")"
-  done
-  # Rows, gathers and rotation whole; of the sweeps one case each: under these tools a launch takes 10 to 100 times longer.
-  small="--gtest_filter=${GPU_CHECK_FILTER:-CudaGather.*:CudaRows*:CudaRope*}"
-  t memcheck 35 "${sanitizer[@]}" --tool memcheck "${run[@]}" "$here/bin/kernels_on_gpu" "$small"
-  t racecheck 40 "${sanitizer[@]}" --tool racecheck --racecheck-report all "${run[@]}" "$here/bin/kernels_on_gpu" "$small"
-  t initcheck 20 "${sanitizer[@]}" --tool initcheck "${run[@]}" "$here/bin/kernels_on_gpu" "$small"
-  t synccheck 20 "${sanitizer[@]}" --tool synccheck "${run[@]}" "$here/bin/kernels_on_gpu" "$small"
+# ---- 3: the sanitizers, first on kernels with a planted fault: they must be reported. Then one launch of each kernel.
+saved=0
+sanitizer_seconds=122  # of all phases behind the first
+((!short)) || sanitizer_seconds=74
+sanitizer=compute-sanitizer
+((dry)) || sanitizer="$(find_tool compute-sanitizer)"
+if [[ -z "$sanitizer" ]]; then
+  skip sanitizers "no compute-sanitizer on this machine"
+  saved=$sanitizer_seconds
 else
-  note "sanitizers: SKIPPED, no compute-sanitizer on this machine"
+  sanitize=("$sanitizer" --target-processes all --error-exitcode 9 --print-limit 20)
+  # planted TOOL FAULT: the tool exits with its own code.
+  planted() {
+    t "planted_$1" 8 bash -c '"$@"; status=$?; echo "exit status $status; 9 says that the fault was reported"; ((status == 9))' \
+      planted "${sanitize[@]}" --tool "$1" "${run[@]}" "$here/bin/faults" "$2"
+  }
+  forgive='device not supported'
+  planted memcheck oob
+  forgive=
+  if ((!dry)) && phase_says 'device not supported'; then
+    skip sanitizers "compute-sanitizer does not support this device"
+    saved=$sanitizer_seconds
+  else
+    planted racecheck race
+    small=("${run[@]}" "$here/bin/kernel_cases" run small)
+    t memcheck 30 "${sanitize[@]}" --tool memcheck "${small[@]}"
+    t racecheck 36 "${sanitize[@]}" --tool racecheck --racecheck-report all "${small[@]}"
+    if ((!short)); then
+      planted initcheck uninit
+      t initcheck 20 "${sanitize[@]}" --tool initcheck "${small[@]}"
+      t synccheck 20 "${sanitize[@]}" --tool synccheck "${small[@]}"
+    fi
+  fi
 fi
 
-# ---- 4: every width of weights and attention against the measured copy rate; twice, for the spread.
-t roofline 70 "${run[@]}" "$here/bin/roofline"
-t roofline_again 70 "${run[@]}" "$here/bin/roofline"
+# ---- 4: every form of weights, and attention, against the ceilings. It gets what the sanitizers did not need.
+if ((short)); then
+  limit=$((50 + saved))
+  t roofline "$limit" "${run[@]}" "$here/bin/roofline" "$out/ceilings.json" "$out/roofline.tsv" "$((limit - 5))" 1
+else
+  limit=$((110 + saved))
+  t roofline "$limit" "${run[@]}" "$here/bin/roofline" "$out/ceilings.json" "$out/roofline.tsv" "$((limit - 10))"
+fi
+
+# ---- 5: the emulator's counters beside ncu's, of eight launches.
+if ((!short)); then
+  ncu=ncu
+  ((dry)) || ncu="$(find_tool ncu)"
+  if [[ -z "$ncu" ]]; then
+    skip ncu "no ncu on this machine"
+  else
+    metrics=METRICS
+    ((dry)) || metrics="$("${run[@]}" "$here/bin/kernel_cases" metrics || true)"
+    forgive='ERR_NVGPUCTRPERM|device not supported|LibraryNotLoaded'
+    # A name that this ncu does not know would end it.
+    t ncu_query 15 "$ncu" --query-metrics
+    if ((passed && !dry)); then
+      phase_log | awk '{ print $1 }' > "$work/known"
+      known=
+      for metric in ${metrics//,/ }; do
+        if [[ "$metric" == launch__* ]] || grep -qxF "${metric%%.*}" "$work/known"; then known+="${known:+,}$metric"; fi
+      done
+      metrics="$known"
+    fi
+    t ncu 55 "$ncu" --target-processes all --clock-control none --csv --page raw --print-units base --metrics "$metrics" \
+      "${run[@]}" "$here/bin/kernel_cases" run calibration
+    if ((passed)); then
+      ((dry)) || phase_log > "$work/ncu.csv"
+      t counters 5 "${run[@]}" "$here/bin/kernel_cases" join "$here/counters_emulated.tsv" "$work/ncu.csv" "$out/counters.tsv"
+    else
+      skip counters "ncu read none"
+    fi
+    forgive=
+  fi
+fi
 
 # ---- 6: a service on the GPU answers as one on the CPU does (greedy, one worker).
-answer() {
-  local device="$1" work="$2"
-  mkdir -p "$work"
-  "${run[@]}" "$here/bin/bitshard" serve "$here/model" --workers=1 --port=0 --port-file="$work/ports" --bin-dir="$here/start" \
-    --device="$device" > "$work/serve.log" 2>&1 &
-  local server=$!
-  # It listens before it is ready.
-  local end=$((SECONDS + 40)) status=1 port
-  while ((status != 0 && SECONDS < end)) && kill -0 "$server" 2> /dev/null; do
-    sleep 0.3
-    port="$(sed -n 's/^port=//p' "$work/ports" 2> /dev/null || true)"
-    [[ -n "$port" ]] || continue
-    status=0
-    "${run[@]}" "$here/bin/bitshard" complete "The capital of France is" --max-tokens=32 --timeout=20s \
-      --address="localhost:$port" > "$work/answer.txt" 2> "$work/complete.log" || status=$?
-  done
-  kill -TERM "$server" 2> /dev/null || true
-  (sleep 10 && kill -KILL "$server" 2> /dev/null) &
-  wait "$server" || true
-  return "$status"
-}
-status=0
-{ answer cpu "$out/e2e_cpu" && answer cuda "$out/e2e_cuda" && cmp "$out/e2e_cpu/answer.txt" "$out/e2e_cuda/answer.txt"; } \
-  > "$out/e2e.log" 2>&1 || status=$?
-((status == 0)) || failures=$((failures + 1))
-if ((status == 0)); then
-  note "e2e: ok, the same answer as the CPU's"
-else
-  note "e2e: FAILED: $(tail -n 1 "$out/e2e_cuda/serve.log" 2> /dev/null)"
+if ((!short)); then
+  t answer 35 "$here/same_answer.sh" "$here" "$work/answer" "${run[@]}"
+  # Tokens a second of 4-bit weights that the worker makes on the GPU: 8B, and what one of eight GPUs has of 70B. A prompt of
+  # 2048 is one step.
+  e2e=("${run[@]}" "$here/bin/bitshard" bench --device=cuda "--bin-dir=$here/start" --synthetic-bits=4 --prefill=2048
+    --context=0,2048 --concurrent=8,32 --repeat=1 "--json-file=$out/e2e.json"
+    --coordinator-flags=--token-budget=2048,--max-running=32,--max-context=4096)
+  t e2e_8b 27 "${e2e[@]}" --synthetic=llama-3.1-8b
+  t e2e_70b_share 28 "${e2e[@]}" --synthetic=llama-3.1-70b --synthetic-shard=0/8
 fi
 
-# ---- What has no program yet.
-note "NOT THERE: counters by ncu beside the emulator's (kernels.md III 10, phase 5)"
-note "NOT THERE: tokens a second with weights of 8B and of a share of 70B (phase 6), matrix rate by cuBLAS (phase 0)"
-note "NOT THERE: NCCL with one rank inside a graph, and its abort (phase 7)"
+# ---- 7: NCCL, with one rank. The machine's own library: it is larger than this bundle.
+if ((!short)); then
+  nccl=libnccl.so.2
+  ((dry)) || nccl="$(find_library libnccl.so.2)"
+  if [[ -z "$nccl" ]]; then
+    skip nccl "no libnccl.so.2 on this machine"
+  else
+    ((dry)) || { mkdir -p "$work/nccl" && ln -s "$nccl" "$work/nccl/"; }
+    runner "$work/nccl"
+    t nccl 18 "${run[@]}" "$here/bin/nccl_check"
+    runner
+  fi
+fi
 
-echo "---- $out"
+((!dry)) || exit 0
+echo "---- $out, $SECONDS s"
 cat "$out/summary.txt"
-echo "$failures phases failed"
+echo "$failures phases failed" | tee -a "$out/summary.txt"
 ((failures == 0))

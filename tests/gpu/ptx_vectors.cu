@@ -13,6 +13,13 @@ namespace {
 // Two halves in +-[1, 2).
 __device__ uint32_t UnitHalves(uint32_t x) { return (x & 0x83ff83ffu) | 0x3c003c00u; }
 __device__ uint32_t UnitBf16s(uint32_t x) { return (x & 0x807f807fu) | 0x3f803f80u; }
+// Two e4m3 codes of numbers.
+__device__ uint16_t E4m3Numbers(uint32_t x) {
+  uint32_t codes = x & 0xffffu;
+  if ((codes & 0x7fu) == 0x7fu) codes ^= 1u;
+  if ((codes & 0x7f00u) == 0x7f00u) codes ^= 0x100u;
+  return static_cast<uint16_t>(codes);
+}
 // Two finite halves below 2 with subnormals among them.
 __device__ uint32_t SmallHalves(uint32_t x) { return x & 0xbbffbbffu; }
 __device__ float UnitFloat(uint32_t x) { return __uint_as_float((x & 0x007fffffu) | 0x3f800000u); }
@@ -36,6 +43,11 @@ class Out {
  private:
   uint32_t* next_;
 };
+
+__device__ void Add4(const uint4& v, Out* out) {
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  out->AddAll(words);
+}
 
 __device__ void Products(const uint32_t* r, Out* out) {
   uint32_t a[4], b[2];
@@ -73,12 +85,26 @@ __device__ void SharedMemory(const uint32_t* r, int lane, Out* out) {
   CpAsyncCommit();
   CpAsyncWait<0>();
   __syncwarp();
-  const uint4 copied = rows[31 - lane];
-  const uint32_t words[4] = {copied.x, copied.y, copied.z, copied.w};
-  out->AddAll(words);
-  const uint4 loaded = LoadStreaming(reinterpret_cast<const uint4*>(r));
-  const uint32_t streamed[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-  out->AddAll(streamed);
+  Add4(rows[31 - lane], out);
+  // Two copies in flight, of which the older one is waited for first.
+  SHARED_ARRAY(uint4, newer, [32]);
+  __syncwarp();
+  CpAsync16(&rows[lane], r + 4);
+  CpAsyncCommit();
+  CpAsync16(&newer[lane], r + 8);
+  CpAsyncCommit();
+  CpAsyncWait<1>();
+  __syncwarp();
+  Add4(rows[lane ^ 7], out);
+  CpAsyncWait<0>();
+  __syncwarp();
+  Add4(newer[lane ^ 9], out);
+
+  Add4(LoadStreaming(reinterpret_cast<const uint4*>(r)), out);
+  const uint2 two = LoadStreaming(reinterpret_cast<const uint2*>(r + 6));
+  out->Add(two.x);
+  out->Add(two.y);
+  out->Add(LoadStreaming(r + 11));
 }
 
 __device__ void Lanes(const uint32_t* r, Out* out) {
@@ -94,12 +120,14 @@ __device__ void Lanes(const uint32_t* r, Out* out) {
 
 __device__ void Numbers(const uint32_t* r, Out* out) {
   out->Add(__byte_perm(r[0], r[1], r[2] & 0xffffu));
+  out->Add(__popc(r[1]));
   out->Add(__dp4a(static_cast<int>(r[0]), static_cast<int>(r[1]), 7));
   out->Add(__funnelshift_r(r[0], r[1], r[2]));
   out->Add(HSub2(SmallHalves(r[3]), SmallHalves(r[4])));
   out->Add(HMul2(SmallHalves(r[3]), SmallHalves(r[4])));
   out->Add(HFma2(SmallHalves(r[3]), SmallHalves(r[4]), SmallHalves(r[5])));
-  out->Add(CvtE4m3x2ToHalf2(static_cast<uint16_t>(r[6] & 0x7e7eu)));
+  out->Add(CvtE4m3x2ToHalf2(E4m3Numbers(r[6])));
+  out->Add(HalfToFloat(static_cast<uint16_t>(SmallHalves(r[10]))));
   const float any = __uint_as_float(r[7]);  // NaN, infinities and subnormals too
   out->Add(static_cast<uint32_t>(HalfBits(any)) << 16 | Bf16Bits(any));
   out->Add(__float2int_rn(any));
@@ -107,6 +135,9 @@ __device__ void Numbers(const uint32_t* r, Out* out) {
   out->Add(__float2ll_rn(any));
   out->Add(__double2ll_rn(static_cast<double>(UnitFloat(r[8])) * 4294967296.0));
   const float x = UnitFloat(r[8]), y = UnitFloat(r[9]);
+  out->Add(fmaf(x, y, UnitFloat(r[10]) - 3.0f));
+  out->Add(__double2ll_rn(fma(static_cast<double>(x), 1.0 / 3.0, -0.5) * 0x1p60));
+  out->Add(rintf(1000.0f * x));
   out->Add(__fdiv_rn(x, y));
   out->Add(__fsqrt_rn(x));
   out->Add(__frcp_rn(y));

@@ -1,8 +1,8 @@
 #include "tests/gpu/roofline.h"
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
+#include <memory>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,51 +11,39 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/registry/device_kernels.h"
 #include "kernels/tensor/device_matrix.h"
+#include "tests/gpu/timing.h"
 #include "tests/kernels/random_matrix.h"
 
 namespace bitshard {
 namespace {
 
-struct Timing {
-  double seconds = 0, spread = 0;
-};
-
-// Captures `enqueue`, which enqueues `launches` equal pieces of work, and times its replays.
-absl::StatusOr<Timing> TimeGraph(Device& device, DeviceStream& stream, int launches,
-                                 int repetitions, const std::function<absl::Status()>& enqueue) {
-  RETURN_IF_ERROR(enqueue());  // what is set up at the first use is not captured
-  RETURN_IF_ERROR(device.Sync(stream));
-  RETURN_IF_ERROR(device.BeginCapture(stream));
-  const absl::Status enqueued = enqueue();
-  ASSIGN_OR_RETURN(std::unique_ptr<DeviceGraph> graph, device.EndCapture(stream));
-  RETURN_IF_ERROR(enqueued);
-  std::vector<double> seconds;
-  for (int i = 0; i <= repetitions; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    RETURN_IF_ERROR(device.Launch(*graph, stream));
-    RETURN_IF_ERROR(device.Sync(stream));
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-    if (i > 0) seconds.push_back(taken.count() / launches);  // the first one warms up
+// What is read is random, and as each cache type has it: bf16, f16, f32 and fp8 numbers of ordinary
+// size.
+absl::Status FillWithNumbers(Device& device, const DeviceBuffer& buffer, DeviceStream& stream) {
+  std::mt19937 rng(17);
+  std::vector<uint8_t> bytes(std::min<size_t>(buffer.bytes(), size_t{1} << 20));
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(0x30 + rng() % 16);
+  RETURN_IF_ERROR(device.Copy(buffer.data(), bytes.data(), bytes.size(), stream));
+  for (size_t done = bytes.size(); done < buffer.bytes();) {
+    const size_t more = std::min(done, buffer.bytes() - done);
+    RETURN_IF_ERROR(device.Copy(buffer.data() + done, buffer.data(), more, stream));
+    done += more;
   }
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
-  return Timing{.seconds = median, .spread = (seconds.back() - seconds.front()) / median};
+  return device.Sync(stream);
 }
 
-RooflineLine Line(std::string what, uint64_t bytes, const Timing& timing, double copy_rate) {
+RooflineLine Line(std::string what, uint64_t bytes, double flops, const Timing& timing,
+                  const Timing& again, const Ceilings& ceilings) {
+  const double copies = static_cast<double>(bytes) / ceilings.copy_bytes_per_s;
+  const double products = flops / ceilings.matrix_flops_per_s();
   return {.what = std::move(what),
           .bytes = bytes,
+          .flops = flops,
           .seconds = timing.seconds,
+          .again = again.seconds,
           .spread = timing.spread,
-          .share = static_cast<double>(bytes) / timing.seconds / copy_rate};
-}
-
-absl::StatusOr<DeviceBuffer> Upload(Device& device, const void* data, size_t bytes,
-                                    DeviceStream& stream) {
-  ASSIGN_OR_RETURN(DeviceBuffer there, device.Alloc(bytes));
-  RETURN_IF_ERROR(device.Copy(there.data(), data, bytes, stream));
-  RETURN_IF_ERROR(device.Sync(stream));
-  return there;
+          .share = std::max(copies, products) / timing.seconds,
+          .by_copies = copies >= products};
 }
 
 // A matrix as large as `spec` says, every row tile the same random one: enough for a rate, and
@@ -69,7 +57,8 @@ absl::StatusOr<DeviceMatrix> RepeatTile(Device& device, const PackedSpec& spec,
   ASSIGN_OR_RETURN(const DeviceMatrixLayout large, LayoutOnDevice(spec));
   std::vector<uint8_t> bytes(small.bytes);
   CopyInDeviceOrder(tile, small, 0, small.bytes, bytes.data());
-  ASSIGN_OR_RETURN(const DeviceBuffer there, Upload(device, bytes.data(), bytes.size(), stream));
+  ASSIGN_OR_RETURN(const DeviceBuffer there,
+                   UploadBytes(device, bytes.data(), bytes.size(), stream));
   for (int64_t t = 0; t < static_cast<int64_t>(spec.rows) / kTileRows; ++t) {
     RETURN_IF_ERROR(device.Copy(blob.data() + large.codes + t * large.tile_bytes,
                                 there.data() + small.codes, small.tile_bytes, stream));
@@ -86,21 +75,11 @@ absl::StatusOr<DeviceMatrix> RepeatTile(Device& device, const PackedSpec& spec,
 
 }  // namespace
 
-absl::StatusOr<double> MeasureCopyRate(Device& device, const RooflineSize& size) {
-  ASSIGN_OR_RETURN(std::unique_ptr<DeviceStream> stream, device.NewStream());
-  ASSIGN_OR_RETURN(const DeviceBuffer from, device.Alloc(size.copy_bytes));
-  ASSIGN_OR_RETURN(const DeviceBuffer to, device.Alloc(size.copy_bytes));
-  RETURN_IF_ERROR(device.Fill(from.data(), 1, size.copy_bytes, *stream));
-  ASSIGN_OR_RETURN(const Timing timing,
-                   TimeGraph(device, *stream, 1, size.repetitions, [&]() -> absl::Status {
-                     return device.Copy(to.data(), from.data(), size.copy_bytes, *stream);
-                   }));
-  return 2.0 * static_cast<double>(size.copy_bytes) / timing.seconds;
-}
-
-absl::StatusOr<RooflineLine> MeasureLinear(Device& device, const PackedSpec& spec, int m,
-                                           double copy_rate, const RooflineSize& size) {
-  if (spec.rows % kTileRows != 0 || spec.block_rows != 1)
+absl::StatusOr<std::vector<RooflineLine>> MeasureLinear(Device& device, const PackedSpec& spec,
+                                                        absl::Span<const int> ms,
+                                                        const Ceilings& ceilings,
+                                                        const RooflineSize& size) {
+  if (spec.rows % kTileRows != 0 || spec.block_rows != 1 || spec.scale == ScaleKind::kNested)
     return absl::InvalidArgumentError("rows must be a multiple of 16 with scales of their own");
   const DeviceKernels& kernels = *device.kernels();
   const int64_t rows = static_cast<int64_t>(spec.rows), cols = static_cast<int64_t>(spec.cols);
@@ -116,44 +95,52 @@ absl::StatusOr<RooflineLine> MeasureLinear(Device& device, const PackedSpec& spe
     matrices.push_back(matrix);
   }
 
-  const std::vector<float> x = RandomFloats(static_cast<size_t>(m * cols), /*seed=*/3);
-  ASSIGN_OR_RETURN(const DeviceBuffer x_there,
-                   Upload(device, x.data(), x.size() * sizeof(float), *stream));
-  DeviceActivations prepared{.cols = cols, .padded_cols = (cols + 63) / 64 * 64};
-  ASSIGN_OR_RETURN(const DeviceBuffer half, device.Alloc(2 * m * prepared.padded_cols));
-  ASSIGN_OR_RETURN(const DeviceBuffer scale, device.Alloc(m * sizeof(float)));
-  ASSIGN_OR_RETURN(const DeviceBuffer run_sum,
-                   device.Alloc(m * prepared.padded_cols / 16 * sizeof(float)));
-  prepared.half = half.as<uint16_t>();
-  prepared.scale = scale.as<float>();
-  prepared.run_sum = run_sum.as<float>();
-  prepared.x = x_there.as<float>();
-  RETURN_IF_ERROR(kernels.Prepare(x_there.as<float>(), cols, m, prepared, *stream));
-  ASSIGN_OR_RETURN(const DeviceBuffer y, device.Alloc(m * rows * sizeof(float)));
-
-  ASSIGN_OR_RETURN(const Timing timing,
-                   TimeGraph(device, *stream, copies, size.repetitions, [&]() -> absl::Status {
-                     for (const DeviceMatrix& matrix : matrices) {
-                       const DeviceLinear member{.w = &matrix, .y = y.as<float>(), .stride = rows};
-                       RETURN_IF_ERROR(kernels.Linear({&member, 1}, prepared, m, *stream));
-                     }
-                     return absl::OkStatus();
-                   }));
-  const uint64_t bytes = layout.bytes + 2 * m * cols + 4 * m * rows;
-  return Line(absl::StrCat(spec.Describe(), " ", rows, "x", cols, " m=", m), bytes, timing,
-              copy_rate);
+  std::vector<RooflineLine> lines;
+  for (const int m : ms) {
+    const std::vector<float> x = RandomFloats(static_cast<size_t>(m * cols), /*seed=*/3);
+    ASSIGN_OR_RETURN(const DeviceBuffer x_there,
+                     UploadBytes(device, x.data(), x.size() * sizeof(float), *stream));
+    DeviceActivations prepared{.cols = cols, .padded_cols = (cols + 63) / 64 * 64};
+    ASSIGN_OR_RETURN(const DeviceBuffer half, device.Alloc(2 * m * prepared.padded_cols));
+    ASSIGN_OR_RETURN(const DeviceBuffer scale, device.Alloc(m * sizeof(float)));
+    ASSIGN_OR_RETURN(const DeviceBuffer run_sum,
+                     device.Alloc(m * prepared.padded_cols / 16 * sizeof(float)));
+    prepared.half = half.as<uint16_t>();
+    prepared.scale = scale.as<float>();
+    prepared.run_sum = run_sum.as<float>();
+    prepared.x = x_there.as<float>();
+    RETURN_IF_ERROR(kernels.Prepare(x_there.as<float>(), cols, m, prepared, *stream));
+    ASSIGN_OR_RETURN(const DeviceBuffer y, device.Alloc(m * rows * sizeof(float)));
+    const auto enqueue = [&]() -> absl::Status {
+      for (const DeviceMatrix& matrix : matrices) {
+        const DeviceLinear member{.w = &matrix, .y = y.as<float>(), .stride = rows};
+        RETURN_IF_ERROR(kernels.Linear({&member, 1}, prepared, m, *stream));
+      }
+      return absl::OkStatus();
+    };
+    ASSIGN_OR_RETURN(const Timing timing,
+                     TimeGraph(device, *stream, copies, size.repetitions, enqueue));
+    ASSIGN_OR_RETURN(const Timing again,
+                     TimeGraph(device, *stream, copies, size.repetitions, enqueue));
+    const uint64_t bytes = layout.bytes + 2 * m * cols + 4 * m * rows;
+    const double flops = 2.0 * m * static_cast<double>(rows) * static_cast<double>(cols);
+    lines.push_back(Line(absl::StrCat(spec.Describe(), " ", rows, "x", cols, " m=", m), bytes,
+                         flops, timing, again, ceilings));
+    if (m == 1 && layout.bytes >= kBarBytes) lines.back().bar = kVectorBar;
+  }
+  return lines;
 }
 
 absl::StatusOr<RooflineLine> MeasureAttention(Device& device, const KvLayout& layout, int q_heads,
-                                              int sequences, int64_t context, double copy_rate,
-                                              const RooflineSize& size) {
+                                              int sequences, int64_t context,
+                                              const Ceilings& ceilings, const RooflineSize& size) {
   const DeviceKernels& kernels = *device.kernels();
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceStream> stream, device.NewStream());
   const int64_t blocks_each = (context + kKvBlockTokens - 1) / kKvBlockTokens;
   const int64_t blocks = blocks_each * sequences, layer_bytes = blocks * layout.block_bytes();
   const int layers = static_cast<int>(size.rotate_bytes / layer_bytes) + 1;
   ASSIGN_OR_RETURN(const DeviceBuffer cache, device.Alloc(layers * layer_bytes));
-  RETURN_IF_ERROR(device.Fill(cache.data(), 0, cache.bytes(), *stream));
+  RETURN_IF_ERROR(FillWithNumbers(device, cache, *stream));
 
   std::vector<int32_t> token(sequences), position(sequences), row(sequences), begin(sequences);
   for (int i = 0; i < sequences; ++i) {
@@ -171,7 +158,7 @@ absl::StatusOr<RooflineLine> MeasureAttention(Device& device, const KvLayout& la
   const std::vector<float> q =
       RandomFloats(static_cast<size_t>(sequences) * q_heads * layout.head_dim, /*seed=*/5);
   const auto upload = [&](const auto& values) {
-    return Upload(device, values.data(), values.size() * sizeof(values[0]), *stream);
+    return UploadBytes(device, values.data(), values.size() * sizeof(values[0]), *stream);
   };
   ASSIGN_OR_RETURN(const DeviceBuffer token_there, upload(token));
   ASSIGN_OR_RETURN(const DeviceBuffer position_there, upload(position));
@@ -192,34 +179,64 @@ absl::StatusOr<RooflineLine> MeasureAttention(Device& device, const KvLayout& la
                             .block_begin = begin_there.as<int32_t>(),
                             .blocks = block_there.as<uint32_t>()};
   const int64_t width = int64_t{q_heads} * layout.head_dim;
-  ASSIGN_OR_RETURN(
-      const Timing timing,
-      TimeGraph(device, *stream, layers, size.repetitions, [&]() -> absl::Status {
-        for (int layer = 0; layer < layers; ++layer) {
-          const DeviceAttention attention{.layout = layout,
-                                          .q_heads = q_heads,
-                                          .kv_head_of_q = kv_head_there.as<int32_t>(),
-                                          .scale = 0.1f,
-                                          .cache = cache.data() + layer * layer_bytes,
-                                          .scratch = scratch.data(),
-                                          .max_context = context};
-          RETURN_IF_ERROR(kernels.Attend(attention, q_there.as<float>(), width, out.as<float>(),
-                                         width, tokens, sequences, *stream));
-        }
-        return absl::OkStatus();
-      }));
-  return Line(
-      absl::StrCat("attention ", KvTypeName(layout.type), " ", q_heads, "/", layout.kv_heads,
-                   " heads of ", layout.head_dim, ", ", sequences, " sequences of ", context),
-      layer_bytes, timing, copy_rate);
+  const auto enqueue = [&]() -> absl::Status {
+    for (int layer = 0; layer < layers; ++layer) {
+      const DeviceAttention attention{.layout = layout,
+                                      .q_heads = q_heads,
+                                      .kv_head_of_q = kv_head_there.as<int32_t>(),
+                                      .scale = 0.1f,
+                                      .cache = cache.data() + layer * layer_bytes,
+                                      .scratch = scratch.data(),
+                                      .max_context = context};
+      RETURN_IF_ERROR(kernels.Attend(attention, q_there.as<float>(), width, out.as<float>(), width,
+                                     tokens, sequences, *stream));
+    }
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const Timing timing,
+                   TimeGraph(device, *stream, layers, size.repetitions, enqueue));
+  ASSIGN_OR_RETURN(const Timing again,
+                   TimeGraph(device, *stream, layers, size.repetitions, enqueue));
+  // A product with each key and each value.
+  const double flops = 4.0 * sequences * q_heads * layout.head_dim * static_cast<double>(context);
+  RooflineLine line =
+      Line(absl::StrCat("attention ", KvTypeName(layout.type), " ", q_heads, "/", layout.kv_heads,
+                        " heads of ", layout.head_dim, ", ", sequences, " sequences of ", context),
+           layer_bytes, flops, timing, again, ceilings);
+  if (line.bytes >= kBarBytes) line.bar = kAttentionBar;
+  return line;
 }
 
-std::string RooflineHead() { return "what\tbytes\tus\tGB/s\tshare\tspread"; }
+std::string RooflineHead() {
+  return "what\tbytes\tus\tagain us\tGB/s\tTFLOP/s\tshare\tof\tbar\tspread";
+}
 
 std::string RooflineText(const RooflineLine& line) {
-  return absl::StrFormat("%s\t%d\t%.1f\t%.0f\t%.3f\t%.3f", line.what, line.bytes,
-                         line.seconds * 1e6, static_cast<double>(line.bytes) / line.seconds / 1e9,
-                         line.share, line.spread);
+  return absl::StrFormat(
+      "%s\t%d\t%.1f\t%.1f\t%.0f\t%.1f\t%.3f\t%s\t%s\t%.3f", line.what, line.bytes,
+      line.seconds * 1e6, line.again * 1e6, static_cast<double>(line.bytes) / line.seconds / 1e9,
+      line.flops / line.seconds / 1e12, line.share, line.by_copies ? "copies" : "products",
+      line.bar == 0 ? ""
+                    : absl::StrFormat("%.2f%s", line.bar, line.share < line.bar ? " BELOW" : ""),
+      line.spread);
+}
+
+RooflineVerdict JudgeRoofline(absl::Span<const RooflineLine> lines) {
+  int with_bar = 0;
+  RooflineVerdict verdict;
+  const RooflineLine* worst = nullptr;
+  for (const RooflineLine& line : lines) {
+    if (line.bar == 0) continue;
+    ++with_bar;
+    if (line.share < line.bar) ++verdict.below;
+    if (worst == nullptr || line.share / line.bar < worst->share / worst->bar) worst = &line;
+  }
+  verdict.text = absl::StrCat(lines.size(), " lines, ", verdict.below, " of ", with_bar,
+                              " with a bar are below it");
+  if (worst != nullptr)
+    absl::StrAppend(&verdict.text,
+                    absl::StrFormat("; the worst, %.3f: %s", worst->share, worst->what));
+  return verdict;
 }
 
 }  // namespace bitshard

@@ -1,5 +1,4 @@
-// How close linear kernels and attention come to the device's own copy rate, measured in the same
-// run.
+// How close linear kernels and attention come to what the device can do (ceilings.h).
 #pragma once
 
 #include <cstdint>
@@ -7,45 +6,62 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "kernels/tensor/device.h"
 #include "kernels/tensor/kv_layout.h"
 #include "kernels/tensor/packed_matrix.h"
+#include "tests/gpu/ceilings.h"
 
 namespace bitshard {
 
-// One line of the table. Bytes are the formula's: what must be read and written once, however the
-// kernel does it.
+// One line of the table. Bytes and operations are the formula's: what must be read and written
+// once and multiplied, however the kernel does it.
 struct RooflineLine {
   std::string what;  // "int4 zero=8 group=128 scale=f16 14336x4096 m=1"
   uint64_t bytes = 0;
+  double flops = 0;
   double seconds = 0;  // of one launch: the median of the repetitions
+  double again = 0;    // the same, measured once more
   double spread = 0;   // (largest - smallest) / median
-  double share = 0;    // of the copy rate
+  // Of the bound's rate: copies or products, whichever takes longer.
+  double share = 0;
+  bool by_copies = true;
+  double bar = 0;  // the share that is wanted; 0: none
 };
 
 struct RooflineSize {
   uint64_t rotate_bytes = 0;  // copies of the weights that one after the other are read
-  uint64_t copy_bytes = 0;
   int repetitions = 1;
 };
 // So much that no cache holds it.
-inline constexpr RooflineSize kRooflineSize = {uint64_t{192} << 20, uint64_t{2} << 30, 9};
+inline constexpr RooflineSize kRooflineSize = {uint64_t{192} << 20, 9};
 
-// Bytes read and written a second by device-to-device copies.
-absl::StatusOr<double> MeasureCopyRate(Device& device, const RooflineSize& size);
+// Shares wanted of what reads at least so much memory.
+inline constexpr uint64_t kBarBytes = uint64_t{32} << 20;
+inline constexpr double kVectorBar = 0.75;  // one row of x
+inline constexpr double kAttentionBar = 0.70;
 
-// y = w x for m rows of x, the weights rotated, launched from a graph.
-absl::StatusOr<RooflineLine> MeasureLinear(Device& device, const PackedSpec& spec, int m,
-                                           double copy_rate, const RooflineSize& size);
+// y = w x for m rows of x, the weights rotated, launched from a graph; a line for each m.
+absl::StatusOr<std::vector<RooflineLine>> MeasureLinear(Device& device, const PackedSpec& spec,
+                                                        absl::Span<const int> ms,
+                                                        const Ceilings& ceilings,
+                                                        const RooflineSize& size);
 
 // Decode: `sequences` queries of q_heads heads, each with `context` positions behind it.
 absl::StatusOr<RooflineLine> MeasureAttention(Device& device, const KvLayout& layout, int q_heads,
-                                              int sequences, int64_t context, double copy_rate,
-                                              const RooflineSize& size);
+                                              int sequences, int64_t context,
+                                              const Ceilings& ceilings, const RooflineSize& size);
 
-// "what<tab>bytes<tab>us<tab>GB/s<tab>share<tab>spread"
+// "what<tab>bytes<tab>us<tab>again us<tab>GB/s<tab>TFLOP/s<tab>share<tab>of<tab>bar<tab>spread"
 std::string RooflineHead();
 std::string RooflineText(const RooflineLine& line);
+
+// "3 of 40 lines with a bar are below it; the worst: ...", and how many are.
+struct RooflineVerdict {
+  int below = 0;
+  std::string text;
+};
+RooflineVerdict JudgeRoofline(absl::Span<const RooflineLine> lines);
 
 }  // namespace bitshard

@@ -1,8 +1,11 @@
 #include "tests/gpu/roofline.h"
 
+#include <algorithm>
 #include <memory>
+#include <vector>
 
-#include "gtest/gtest.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "kernels/cuda/emu/findings.h"
 #include "tests/kernels/random_matrix.h"
@@ -10,39 +13,83 @@
 namespace bitshard {
 namespace {
 
-constexpr RooflineSize kSmall = {.rotate_bytes = 1 << 14, .copy_bytes = 1 << 12, .repetitions = 2};
+using ::testing::HasSubstr;
+
+constexpr RooflineSize kSmall = {.rotate_bytes = 1 << 14, .repetitions = 2};
+
+Ceilings SomeCeilings() {
+  Ceilings ceilings;
+  ceilings.copy_bytes_per_s = 4e12;
+  ceilings.mma_sync_flops_per_s = 6e14;
+  return ceilings;
+}
 
 // The times are the emulator's and mean nothing; that every call is right is what is tested.
 TEST(Roofline, RunsOnAnyDeviceAndCountsTheFormulasBytes) {
   absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("cuda", 0);
   ASSERT_TRUE(device.ok()) << device.status();
-  const absl::StatusOr<double> rate = MeasureCopyRate(**device, kSmall);
-  ASSERT_TRUE(rate.ok()) << rate.status();
-  EXPECT_GT(*rate, 0);
-
-  const absl::StatusOr<RooflineLine> linear =
-      MeasureLinear(**device, IntSpec(32, 256, {5, 128}), 2, *rate, kSmall);
+  const Ceilings ceilings = SomeCeilings();
+  const absl::StatusOr<std::vector<RooflineLine>> linear =
+      MeasureLinear(**device, IntSpec(32, 256, {5, 128}), {2, 1}, ceilings, kSmall);
   ASSERT_TRUE(linear.ok()) << linear.status();
+  ASSERT_EQ(linear->size(), 2u);
+  const RooflineLine& line = (*linear)[0];
   // 5 bits and 2 groups of f16 a row; 2 rows of fp16 in, of f32 out.
-  EXPECT_EQ(linear->bytes, 32 * 256 * 5 / 8 + 2 * 2 * 32 + 2 * 2 * 256 + 4 * 2 * 32);
-  EXPECT_GT(linear->seconds, 0);
-  EXPECT_DOUBLE_EQ(linear->share, static_cast<double>(linear->bytes) / linear->seconds / *rate);
-  EXPECT_NE(RooflineText(*linear).find("32x256 m=2\t"), std::string::npos) << RooflineText(*linear);
+  EXPECT_EQ(line.bytes, 32 * 256 * 5 / 8 + 2 * 2 * 32 + 2 * 2 * 256 + 4 * 2 * 32);
+  EXPECT_EQ(line.flops, 2.0 * 2 * 32 * 256);
+  EXPECT_GT(line.seconds, 0);
+  EXPECT_GT(line.again, 0);
+  EXPECT_TRUE(line.by_copies);
+  EXPECT_DOUBLE_EQ(line.share,
+                   static_cast<double>(line.bytes) / ceilings.copy_bytes_per_s / line.seconds);
+  EXPECT_EQ(line.bar, 0);
+  EXPECT_THAT(RooflineText(line), HasSubstr("32x256 m=2\t"));
+  EXPECT_THAT((*linear)[1].what, HasSubstr("m=1"));
+  const std::string head = RooflineHead(), text = RooflineText(line);
+  EXPECT_EQ(std::count(head.begin(), head.end(), '\t'), std::count(text.begin(), text.end(), '\t'));
 
   const KvLayout layout{.type = KvType::kInt8, .kv_heads = 2, .head_dim = 64};
   const absl::StatusOr<RooflineLine> attention =
-      MeasureAttention(**device, layout, 4, 3, 40, *rate, kSmall);
+      MeasureAttention(**device, layout, 4, 3, 40, ceilings, kSmall);
   ASSERT_TRUE(attention.ok()) << attention.status();
   EXPECT_EQ(attention->bytes, uint64_t(3 * 3 * layout.block_bytes()));
+  EXPECT_EQ(attention->flops, 4.0 * 3 * 4 * 64 * 40);
   EXPECT_EQ(emu::Errors(), 0u) << emu::FindingsText();
+}
+
+// The product's rate bounds what multiplies much of what it reads.
+TEST(Roofline, ManyTokensAreHeldToTheMatrixRate) {
+  absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("cuda", 0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  Ceilings ceilings = SomeCeilings();
+  ceilings.mma_sync_flops_per_s = 1e9;
+  const absl::StatusOr<std::vector<RooflineLine>> lines =
+      MeasureLinear(**device, Q4Spec(16, 128), {3}, ceilings, kSmall);
+  ASSERT_TRUE(lines.ok()) << lines.status();
+  EXPECT_FALSE((*lines)[0].by_copies);
+  EXPECT_DOUBLE_EQ((*lines)[0].share, 2.0 * 3 * 16 * 128 / 1e9 / (*lines)[0].seconds);
 }
 
 TEST(Roofline, RefusesWhatRepeatedTilesCannotBe) {
   absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("cuda", 0);
   ASSERT_TRUE(device.ok()) << device.status();
-  const absl::StatusOr<RooflineLine> line =
-      MeasureLinear(**device, IntSpec(40, 256, {5, 128}), 1, 1, kSmall);
-  EXPECT_EQ(line.status().code(), absl::StatusCode::kInvalidArgument) << line.status();
+  for (const PackedSpec& spec :
+       {IntSpec(40, 256, {5, 128}), IntSpec(32, 256, {4, 64, ScaleKind::kNested}),
+        IntSpec(32, 256, {8, 128, ScaleKind::kF32, ScaleOffset::kNone, 0, 128})}) {
+    EXPECT_EQ(MeasureLinear(**device, spec, {1}, SomeCeilings(), kSmall).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(Roofline, TheVerdictCountsLinesBelowTheirBar) {
+  const std::vector<RooflineLine> lines = {{.what = "good", .share = 0.8, .bar = 0.75},
+                                           {.what = "bad", .share = 0.5, .bar = 0.7},
+                                           {.what = "free", .share = 0.1, .bar = 0}};
+  const RooflineVerdict verdict = JudgeRoofline(lines);
+  EXPECT_EQ(verdict.below, 1);
+  EXPECT_EQ(verdict.text, "3 lines, 1 of 2 with a bar are below it; the worst, 0.500: bad");
+  EXPECT_EQ(JudgeRoofline({}).text, "0 lines, 0 of 0 with a bar are below it");
+  EXPECT_THAT(RooflineText(lines[1]), HasSubstr("0.70 BELOW"));
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ _MAINS = ["coordinator/main.cc", "worker/main.cc", "coordinator/tools/"]
 _RESERVED = [
     (r"(.*/)?((x86|imm|[a-z]mm|avx[a-z0-9]*|amx[a-z0-9]*)intrin|cpuid)\.h$", "CPU intrinsics", ["kernels/cpu/"]),
     (r"(cuda|nccl|cublas|cooperative_groups)[^/]*\.h", "CUDA",
-     ["kernels/cuda/", "worker/collective/nccl.cc", "tests/support/"]),
+     ["kernels/cuda/", "worker/collective/nccl*", "tests/support/"]),
     (r"(grpc|grpcpp|grpc\+\+)/|.*\.grpc\.pb\.h$|proto/status_map\.h$", "gRPC",
      ["proto/status_map.*", "coordinator/frontend/", "coordinator/fleet/", "worker/service/", "docs/clients/", "tests/"] +
      _MAINS),

@@ -228,9 +228,10 @@ cudaError_t Streams::SynchronizeDevice(int device, bool captures_are_errors) {
 
 // ---- Events.
 
-cudaError_t Streams::CreateEvent(int device, cudaEvent_t* event) {
+cudaError_t Streams::CreateEvent(int device, bool timed, cudaEvent_t* event) {
   Lock lock(mu_);
   *event = new CUevent_st{.device = device, .stream = nullptr};
+  if (timed) (*event)->time = std::make_shared<std::chrono::steady_clock::time_point>();
   events_.insert(*event);
   return cudaSuccess;
 }
@@ -251,6 +252,16 @@ cudaError_t Streams::Record(cudaEvent_t event, cudaStream_t handle, int device) 
   if (Captures(*stream)) {
     stream->capture->invalid = true;
     return cudaErrorNotSupported;
+  }
+  if (event->time != nullptr) {
+    const cudaError_t error = Push(*stream, {.run =
+                                                 [time = event->time] {
+                                                   *time = std::chrono::steady_clock::now();
+                                                   return cudaSuccess;
+                                                 },
+                                             .stream = nullptr});
+    if (error != cudaSuccess) return error;
+    if (!lazy_) Force(stream, stream->enqueued);
   }
   event->stream = stream;
   event->count = stream->enqueued;
@@ -289,6 +300,19 @@ cudaError_t Streams::SynchronizeEvent(cudaEvent_t event) {
   if (event->stream == nullptr) return BrokenLocked(event->device);
   const StreamPtr stream = event->stream;  // the event may be recorded again meanwhile
   return WaitFor(lock, stream, event->count);
+}
+
+cudaError_t Streams::Elapsed(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  Lock lock(mu_);
+  for (const cudaEvent_t event : {from, to}) {
+    if (events_.count(event) == 0 || event->time == nullptr || event->stream == nullptr)
+      return cudaErrorInvalidResourceHandle;
+    if (ForbiddenByCaptureLocked()) return cudaErrorStreamCaptureUnsupported;
+    if (const cudaError_t broken = BrokenLocked(event->device)) return broken;
+    if (event->stream->passed < event->count) return cudaErrorNotReady;
+  }
+  *milliseconds = std::chrono::duration<float, std::milli>(*to->time - *from->time).count();
+  return cudaSuccess;
 }
 
 // ---- Captures and graphs.

@@ -5,6 +5,7 @@
 // and their work is over, whichever is later.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -54,6 +55,8 @@ struct CUevent_st {
   int device = 0;
   std::shared_ptr<CUstream_st> stream;  // null: never recorded
   uint64_t count = 0;
+  // When the last Record was passed; null: the event is not timed. Shared with the stream's work.
+  std::shared_ptr<std::chrono::steady_clock::time_point> time = nullptr;
 };
 struct CUgraph_st {
   std::vector<bitshard::fake::Work> work;
@@ -88,12 +91,13 @@ class Streams {
   // Waits for all work of the device; captured streams are passed over, or an error.
   cudaError_t SynchronizeDevice(int device, bool captures_are_errors);
 
-  cudaError_t CreateEvent(int device, cudaEvent_t* event);
+  cudaError_t CreateEvent(int device, bool timed, cudaEvent_t* event);
   cudaError_t DestroyEvent(cudaEvent_t event);
   cudaError_t Record(cudaEvent_t event, cudaStream_t stream, int device);
   cudaError_t Wait(cudaStream_t stream, int device, cudaEvent_t event);
   cudaError_t QueryEvent(cudaEvent_t event);
   cudaError_t SynchronizeEvent(cudaEvent_t event);
+  cudaError_t Elapsed(float* milliseconds, cudaEvent_t from, cudaEvent_t to);
 
   bool IsCapturing(cudaStream_t stream, int device);
   void InvalidateCapture(cudaStream_t stream, int device);

@@ -1,5 +1,6 @@
 #include "tests/support/fake_cudart.h"
 
+#include <atomic>
 #include <cstdio>
 #include <map>
 #include <mutex>
@@ -64,6 +65,7 @@ CudaMachine Machine() {
 // ---- What happens around every call.
 
 thread_local int current_device = 0;
+std::atomic<uint64_t> bytes_to_host{0};
 thread_local cudaError_t last_error = cudaSuccess;
 
 cudaError_t Injected(const char* function) {
@@ -151,6 +153,7 @@ cudaError_t EnqueueCopy(void* to, const void* from, size_t bytes, cudaMemcpyKind
     runtime.streams.InvalidateCapture(stream, current_device);
     return cudaErrorStreamCaptureUnsupported;
   }
+  if (source == Place::kDevice && target != Place::kDevice) bytes_to_host += bytes;
   return runtime.streams.Enqueue(stream, current_device, /*other_devices=*/true,
                                  [=] { return Get().memory.Copy(to, from, bytes); });
 }
@@ -191,6 +194,8 @@ cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<void()> work) {
                                  });
   });
 }
+
+uint64_t BytesToHost() { return bytes_to_host; }
 
 int LiveObjects() { return Get().streams.Live() + Get().memory.Live(); }
 
@@ -384,8 +389,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   return Call(__func__, Kind::kPlain, [&](const CudaMachine&) {
-    if (flags != cudaEventDisableTiming) return cudaErrorNotSupported;
-    return Get().streams.CreateEvent(current_device, event);
+    if (flags != cudaEventDisableTiming && flags != cudaEventDefault) return cudaErrorNotSupported;
+    return Get().streams.CreateEvent(current_device, flags == cudaEventDefault, event);
   });
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -400,6 +405,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return Call(__func__, Kind::kPlain,
               [&](const CudaMachine&) { return Get().streams.QueryEvent(event); });
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  return Call(__func__, Kind::kPlain,
+              [&](const CudaMachine&) { return Get().streams.Elapsed(milliseconds, from, to); });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return Call(__func__, Kind::kPlain,

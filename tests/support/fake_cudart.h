@@ -11,9 +11,9 @@
 // copies read and write host memory when they run, not when they are called.
 //
 // Errors are those of the real runtime where it documents them: budget of memory, captures (what is
-// not allowed meanwhile, and spoils them), freed memory in a graph, sticky errors. Not modelled:
-// events recorded or waited for inside a capture, streams that wait for the default stream, timing.
-// They are cudaErrorNotSupported.
+// not allowed meanwhile, and spoils them), freed memory in a graph, sticky errors. Times of events
+// are the host's. Not modelled: events recorded or waited for inside a capture, streams that wait
+// for the default stream. They are cudaErrorNotSupported.
 //
 // Two ranks as threads of one process use two devices: cudaFree waits for all streams of its
 // device.
@@ -63,5 +63,8 @@ cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<void()> work);
 
 // Buffers, streams, events and graphs that were made and not destroyed.
 int LiveObjects();
+
+// What was copied from devices to the host so far; the copies of a graph count when captured.
+uint64_t BytesToHost();
 
 }  // namespace bitshard::fake

@@ -5,13 +5,18 @@
 // Operations are put on the fake runtime's streams (fake_cudart.h) and run on the streams' threads:
 // calls return at once, graphs repeat them. Of one communicator they run in the order in which the
 // streams come to them, not in that of the calls: whoever uses two streams waits in between. What
-// an operation does, and how faults are injected: fake_nccl_rank.h. Not modelled: transports,
-// windows, groups that start communicators, the numerics of trees.
+// an operation does, and how faults are injected: fake_nccl_rank.h; windows: fake_nccl_windows.h.
+// Calls on a non-blocking communicator of several ranks go on in the background, until somebody has
+// looked kLooks times. A call before that spoils the communicator, as in NCCL.
+// Not modelled: transports, groups that start communicators, the numerics of trees.
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -20,23 +25,31 @@
 
 #include "tests/support/fake_cudart.h"
 #include "tests/support/fake_nccl_rank.h"
+#include "tests/support/fake_nccl_windows.h"
 
+using bitshard::fake::CountNcclMisuse;
 using bitshard::fake::EnqueueHostWork;
 using bitshard::fake::kNcclMaxRanks;
 using bitshard::fake::NcclCall;
 using bitshard::fake::NcclOp;
 using bitshard::fake::NcclRank;
+using bitshard::fake::NcclWindows;
 using bitshard::fake::NcclWork;
 
 struct ncclComm {
   std::shared_ptr<NcclRank> rank;
   std::shared_ptr<int> graphs;  // held by operations in graphs, too
   int device = 0;
+  bool blocking = true;
+  NcclWindows windows;
+  std::atomic<int> looks{0};  // that will still see the last call in progress
+  std::atomic<bool> inside{false};
 };
 
 namespace {
 
 constexpr char kNamePrefix[] = "/bitshard-fake-nccl-";
+constexpr int kLooks = 3;
 
 struct Grouped {
   ncclComm_t communicator;
@@ -52,6 +65,36 @@ ncclResult_t Refuse(ncclResult_t result, const std::string& why) {
   return result;
 }
 
+// In a call on a communicator, but for those that end it.
+class Inside {
+ public:
+  explicit Inside(ncclComm_t communicator) : communicator_(communicator) {
+    if (communicator->inside.exchange(true))
+      CountNcclMisuse("two threads are in calls on one communicator");
+    std::this_thread::sleep_for(std::chrono::microseconds(communicator->rank->call_us()));
+  }
+  ~Inside() { communicator_->inside.store(false); }
+
+ private:
+  const ncclComm_t communicator_;
+};
+
+// Whether the communicator takes a call.
+ncclResult_t Ready(ncclComm_t communicator) {
+  NcclRank& rank = *communicator->rank;
+  const ncclResult_t state = rank.state();
+  if (state != ncclInProgress && (state != ncclSuccess || communicator->looks == 0)) return state;
+  rank.Fail(ncclInvalidArgument, "a call before the last one was over");
+  return Refuse(ncclInvalidArgument, "a call before the last one was over");
+}
+
+// The communicator takes no call for a while. False: it does.
+bool GoOnInBackground(ncclComm_t communicator) {
+  if (communicator->blocking || communicator->rank->world() == 1) return false;
+  communicator->looks = kLooks;
+  return true;
+}
+
 ncclResult_t Enqueue(ncclComm_t communicator, std::vector<NcclWork> works, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess)
@@ -60,16 +103,22 @@ ncclResult_t Enqueue(ncclComm_t communicator, std::vector<NcclWork> works, cudaS
   if (capture == cudaStreamCaptureStatusActive) graph = communicator->graphs;
   const cudaError_t error = EnqueueHostWork(
       stream, [rank = communicator->rank, graph, works = std::move(works)] { rank->Run(works); });
-  if (error == cudaSuccess) return ncclSuccess;
-  return Refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
+  if (error != cudaSuccess) return Refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
+  return GoOnInBackground(communicator) ? ncclInProgress : ncclSuccess;
 }
 
-ncclResult_t Post(ncclComm_t communicator, const NcclWork& work, cudaStream_t stream) {
+ncclResult_t Post(ncclComm_t communicator, NcclWork work, cudaStream_t stream) {
   if (communicator == nullptr) return Refuse(ncclInvalidArgument, "no communicator");
-  const ncclResult_t state = communicator->rank->state();
-  if (state != ncclSuccess) return state;
+  const Inside inside(communicator);
+  const ncclResult_t ready = Ready(communicator);
+  if (ready != ncclSuccess) return ready;
   if (!communicator->rank->Knows(work.call))
     return Refuse(ncclInvalidArgument, "a type, reduction or rank that the fake does not know");
+  work.window = communicator->windows.Find(work.to);
+  if (work.window != nullptr && work.window->symmetric && work.call.op != NcclOp::kRecv) {
+    work.call.window = work.window->number;
+    work.call.offset = static_cast<const char*>(work.to) - work.window->begin;
+  }
   if (group_depth > 0) {
     group.push_back({communicator, work, stream});
     return ncclSuccess;
@@ -101,7 +150,7 @@ bool HasGraphs(ncclComm_t communicator) {
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+  *version = bitshard::fake::NcclVersion();
   return ncclSuccess;
 }
 
@@ -130,6 +179,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int world, ncclUniqueId id,
   made->rank = std::make_shared<NcclRank>(id.internal, rank, world);
   made->graphs = std::make_shared<int>(0);
   const bool in_background = config != nullptr && config->blocking == 0;
+  made->blocking = !in_background;
   made->rank->Join(in_background);
   *out = made.release();
   return in_background ? ncclInProgress : (*out)->rank->state();
@@ -140,16 +190,24 @@ ncclResult_t ncclCommInitRank(ncclComm_t* out, int world, ncclUniqueId id, int r
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* state) {
+  const Inside inside(communicator);
   *state = communicator->rank->state();
+  if (*state == ncclSuccess && communicator->looks > 0) {
+    --communicator->looks;
+    *state = ncclInProgress;
+  }
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
-  return HasGraphs(communicator) ? ncclInProgress : communicator->rank->state();
+  const Inside inside(communicator);
+  return HasGraphs(communicator) ? ncclInProgress : Ready(communicator);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
   communicator->rank->Leave();
+  if (communicator->windows.live() > 0)
+    CountNcclMisuse("a communicator is destroyed that still has a window");
   delete communicator;
   return ncclSuccess;
 }
@@ -210,11 +268,54 @@ const char* ncclGetLastError(ncclComm_t communicator) {
 }
 
 ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
-  return cudaMalloc(data, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+  const cudaError_t error = cudaMalloc(data, bytes);
+  if (error != cudaSuccess) return Refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
+  bitshard::fake::NoteNcclMemory(*data, bytes);
+  return ncclSuccess;
 }
 
 ncclResult_t ncclMemFree(void* data) {
+  if (!bitshard::fake::ForgetNcclMemory(data)) {
+    CountNcclMisuse("memory is freed that is not of ncclMemAlloc, or has a window");
+    return Refuse(ncclInvalidUsage, "not of ncclMemAlloc, or it has a window");
+  }
   return cudaFree(data) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t communicator, void* begin, size_t bytes,
+                                    ncclWindow_t* window, int flags) {
+  *window = nullptr;
+  const Inside inside(communicator);
+  NcclRank& rank = *communicator->rank;
+  const ncclResult_t ready = Ready(communicator);
+  if (ready != ncclSuccess) return ready;
+  const std::string fault = bitshard::fake::NcclWindowFault(rank.rank());
+  if (fault == "none") return ncclSuccess;
+  if (fault == "refuse") return Refuse(ncclInvalidUsage, "told to refuse windows");
+  const std::string wrong =
+      fault == "break" ? "told to fail" : bitshard::fake::WrongWith(begin, bytes, flags);
+  const bool symmetric = fault != "local";
+  const auto make = [communicator, begin, bytes, symmetric, window, wrong] {
+    if (wrong.empty()) {
+      *window = communicator->windows.Add(begin, bytes, symmetric);
+    } else {
+      communicator->rank->Fail(ncclUnhandledCudaError, wrong);
+    }
+  };
+  rank.Agree(Call(NcclOp::kRegister, bytes, ncclInt8), /*in_background=*/!communicator->blocking,
+             /*hangs=*/fault == "hang", make);
+  if (communicator->blocking) return rank.state();
+  GoOnInBackground(communicator);
+  return ncclSuccess;  // also NCCL's
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t communicator, ncclWindow_t window) {
+  if (window == nullptr) return ncclSuccess;
+  const Inside inside(communicator);
+  if (HasGraphs(communicator)) CountNcclMisuse("a window is deregistered that graphs may use");
+  return communicator->windows.Remove(window)
+             ? ncclSuccess
+             : Refuse(ncclInvalidArgument, "no window of this communicator");
 }
 
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
@@ -266,6 +367,7 @@ ncclResult_t ncclGroupEnd() {
     works.push_back(one.work);
   }
   if (works.empty()) return ncclSuccess;
+  const Inside inside(grouped[0].communicator);
   return Enqueue(grouped[0].communicator, std::move(works), grouped[0].stream);
 }
 

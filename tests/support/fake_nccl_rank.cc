@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/float_types.h"
+#include "kernels/cuda/emu/memory.h"
 
 namespace bitshard::fake {
 namespace {
@@ -48,10 +49,12 @@ size_t Width(int type) {
 }
 
 std::string Text(const NcclCall& call) {
-  static constexpr const char* kNames[] = {
-      "?", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "receive"};
+  static constexpr const char* kNames[] = {"?",          "all_reduce", "reduce_scatter",
+                                           "all_gather", "broadcast",  "send",
+                                           "receive",    "register"};
   return absl::StrCat(kNames[static_cast<int>(call.op)], " count=", call.count, " type=", call.type,
-                      " reduction=", call.reduction, " root=", call.root);
+                      " reduction=", call.reduction, " root=", call.root, " window=", call.window,
+                      " offset=", call.offset);
 }
 
 // How two values of a type become one.
@@ -143,6 +146,7 @@ NcclRank::NcclRank(std::string name, int rank, int world)
   if (FromEnvironment("BITSHARD_FAKE_NCCL_RANK", rank) != rank) return;
   hang_at_ = FromEnvironment("BITSHARD_FAKE_NCCL_HANG_AT", -1);
   delay_us_ = FromEnvironment("BITSHARD_FAKE_NCCL_DELAY_US", 0);
+  call_us_ = FromEnvironment("BITSHARD_FAKE_NCCL_CALL_US", 0);
 }
 
 NcclRank::~NcclRank() {
@@ -251,12 +255,16 @@ bool NcclRank::Meet() {
   return true;
 }
 
+void NcclRank::Hang() {
+  while (!stop_.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  Fail(ncclInternalError, "aborted here, while it hung");
+}
+
 bool NcclRank::InjectFaults() {
   static std::atomic<bool> has_hung{false};
   if (delay_us_ > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us_));
   if (static_cast<int64_t>(begun_) == hang_at_ && !has_hung.exchange(true)) {
-    while (!stop_.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    Fail(ncclInternalError, "aborted here, while it hung");
+    Hang();
     return false;
   }
   ++begun_;
@@ -271,11 +279,48 @@ bool NcclRank::Knows(const NcclCall& call) {
          (!sums || (summed && call.reduction == ncclSum));
 }
 
+void NcclRank::Agree(const NcclCall& call, bool in_background, bool hangs,
+                     const std::function<void()>& then) {
+  if (joining_.joinable()) joining_.join();
+  state_.store(ncclInProgress);
+  const auto agree = [this, call, hangs, then] {
+    std::lock_guard<std::mutex> lock(running_mu_);
+    if (left_) return;
+    if (hangs) return Hang();
+    segment_->call[rank_] = call;
+    if (!Meet() || !SameOnAllRanks(call) || !Meet()) return;
+    then();
+    int in_progress = ncclInProgress;
+    state_.compare_exchange_strong(in_progress, ncclSuccess);
+  };
+  if (in_background) {
+    joining_ = std::thread(agree);
+  } else {
+    agree();
+  }
+}
+
+bool NcclRank::IsAlive(const NcclWork& work) {
+  std::string dead;
+  if (work.window != nullptr && !work.window->registered.load()) dead = "a window that is no more";
+  const size_t bytes = work.call.count * Width(work.call.type);
+  for (const void* at : {work.from, static_cast<const void*>(work.to)}) {
+    if (bytes > 0 && emu::IsDeviceAddress(at) && !emu::IsAllocated(at, bytes))
+      dead = "memory that is not there";
+  }
+  if (dead.empty()) return true;
+  const std::string why = absl::StrCat("rank ", rank_, " works in ", dead, ": ", Text(work.call));
+  CountNcclMisuse(why);
+  Fail(ncclInvalidUsage, why);
+  return false;
+}
+
 void NcclRank::Run(const std::vector<NcclWork>& works) {
   std::lock_guard<std::mutex> lock(running_mu_);
   std::vector<NcclWork> transfers;
   for (const NcclWork& work : works) {
-    if (left_ || stop_.load() || state() != ncclSuccess || !InjectFaults()) return;
+    if (left_ || stop_.load() || state() != ncclSuccess || !InjectFaults() || !IsAlive(work))
+      return;
     if (work.call.op == NcclOp::kSend || work.call.op == NcclOp::kRecv) {
       transfers.push_back(work);
     } else {
@@ -323,7 +368,8 @@ void NcclRank::RunCollective(const NcclWork& work) {
         const size_t slice = (n + world_ - 1) / world_;
         for (int r = 0; r < world_; ++r) {
           const size_t begin = std::min(n, r * slice), end = std::min(n, begin + slice);
-          SumStages(call.type, *segment_, world_, (r + 1) % world_, begin * width, end - begin,
+          const int first = work.call.window < 0 ? (r + 1) % world_ : 0;
+          SumStages(call.type, *segment_, world_, first, begin * width, end - begin,
                     to + (at + begin) * width);
         }
         break;

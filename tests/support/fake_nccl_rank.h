@@ -5,17 +5,21 @@
 // or threads of one. All say what they are doing before they use each other's bytes: the same
 // operation with the same count, type and root, or all get ncclInvalidUsage. A rank that has died
 // (the kernel drops its lock on a byte of the segment), left or aborted is ncclRemoteError for
-// those that wait for it. Sums go round in the order of a ring, rounded at every hop.
+// those that wait for it. Sums go round in the order of a ring, rounded at every hop; in a window
+// in the order of the ranks, as NCCL's kernels for windows do it. An operation in a window is in
+// it, at the same offset, on all ranks.
 //
 // Faults, from the environment of the rank's process:
 //   BITSHARD_FAKE_NCCL_RANK      whom they concern; not set: every rank
 //   BITSHARD_FAKE_NCCL_HANG_AT   this operation of a communicator, counted from 0, does not begin
 //                                until the communicator is aborted; once a process
 //   BITSHARD_FAKE_NCCL_DELAY_US  before every operation
+//   BITSHARD_FAKE_NCCL_CALL_US   that each call stays in NCCL, looks too
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,6 +27,8 @@
 #include <vector>
 
 #include <nccl.h>
+
+#include "tests/support/fake_nccl_windows.h"
 
 namespace bitshard::fake {
 
@@ -34,7 +40,8 @@ enum class NcclOp : int32_t {
   kAllGather,
   kBroadcast,
   kSend,
-  kRecv
+  kRecv,
+  kRegister  // a window
 };
 
 // What ranks compare.
@@ -44,6 +51,8 @@ struct NcclCall {
   int32_t reduction = 0;  // ncclRedOp_t
   int32_t root = 0;       // of a send or receive: the other rank
   uint64_t count = 0;
+  int64_t window = -1;  // number of the window that the result lies in; -1: none
+  int64_t offset = 0;   // there
   bool operator==(const NcclCall&) const = default;
 };
 
@@ -51,6 +60,7 @@ struct NcclWork {
   NcclCall call;
   const void* from = nullptr;
   void* to = nullptr;
+  std::shared_ptr<const NcclWindow> window = {};  // of `to`
 };
 
 struct NcclSegment;
@@ -62,6 +72,10 @@ class NcclRank {
 
   // Until all ranks are there; in a thread of its own when `in_background`. The result is state().
   void Join(bool in_background);
+  // Until all ranks say the same, then `then`; as Join. Or until the communicator is aborted, when
+  // it `hangs`. REQUIRES: state() is success.
+  void Agree(const NcclCall& call, bool in_background, bool hangs,
+             const std::function<void()>& then);
   // Runs the work, unless the communicator has ended. On whatever thread runs the stream.
   void Run(const std::vector<NcclWork>& works);
   // The communicator ends: whoever is in Run comes out, and so do the other ranks.
@@ -73,6 +87,7 @@ class NcclRank {
   std::string error() const;
   int rank() const { return rank_; }
   int world() const { return world_; }
+  int64_t call_us() const { return call_us_; }
 
   // Whether the fake knows the operation with this type; the reason goes to error().
   bool Knows(const NcclCall& call);
@@ -83,12 +98,14 @@ class NcclRank {
   struct Transfer;
 
   void JoinNow();
+  bool IsAlive(const NcclWork& work);
   bool OpenSegment();
   // Until all ranks have come here as often as this one. False when the communicator has ended.
   bool Meet();
   bool Waiting(int for_rank, int round);
   bool Alive(int rank) const;
   bool InjectFaults();
+  void Hang();
   void RunCollective(const NcclWork& work);
   bool SameOnAllRanks(const NcclCall& call);
   void RunTransfers(const std::vector<NcclWork>& works);
@@ -107,7 +124,7 @@ class NcclRank {
   std::mutex running_mu_;  // one operation at a time, and none after Leave
   bool left_ = false;
   uint64_t met_ = 0, begun_ = 0;
-  int64_t hang_at_ = -1, delay_us_ = 0;
+  int64_t hang_at_ = -1, delay_us_ = 0, call_us_ = 0;
 };
 
 }  // namespace bitshard::fake

@@ -1,11 +1,14 @@
 // The fake NCCL by itself: what worker/collective/nccl.cc does not use, and what it must not get
 // away with.
+#include "tests/support/fake_nccl.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -53,9 +56,15 @@ struct Rank {
     EXPECT_EQ(ncclCommGetAsyncError(communicator, &state), ncclSuccess);
     return state;
   }
+  // Once it is not "in progress".
+  ncclResult_t Settled() const {
+    ncclResult_t state = State();
+    for (; state == ncclInProgress; state = State()) std::this_thread::yield();
+    return state;
+  }
 };
 
-void RunRanks(int world, const std::function<void(Rank&)>& body) {
+void RunRanks(int world, const std::function<void(Rank&)>& body, bool blocking = true) {
   const fake::ScopedCudaMachine machine({.devices = world});
   ncclUniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
@@ -65,9 +74,15 @@ void RunRanks(int world, const std::function<void(Rank&)>& body) {
       Rank rank{.rank = r, .world = world};
       ASSERT_EQ(cudaSetDevice(r), cudaSuccess);
       ASSERT_EQ(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), cudaSuccess);
-      ASSERT_EQ(ncclCommInitRank(&rank.communicator, world, id, r), ncclSuccess);
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = blocking ? 1 : 0;
+      ASSERT_EQ(ncclCommInitRankConfig(&rank.communicator, world, id, r, &config),
+                blocking ? ncclSuccess : ncclInProgress);
+      ASSERT_EQ(rank.Settled(), ncclSuccess);
       body(rank);
-      EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
+      if (rank.communicator != nullptr) {
+        EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
+      }
       EXPECT_EQ(cudaStreamDestroy(rank.stream), cudaSuccess);
     });
   }
@@ -143,6 +158,191 @@ TEST(FakeNccl, RanksInDifferentOperationsAreToldBoth) {
               ncclInvalidUsage);
     EXPECT_EQ(cudaFree(data), cudaSuccess);
   });
+}
+
+TEST(FakeNccl, WithoutBlockingCallsGoOnInTheBackground) {
+  RunRanks(
+      2,
+      [](Rank& rank) {
+        float* data = rank.OnDevice(std::vector<float>(16, 1));
+        const auto sum = [&] {
+          return ncclAllReduce(data, data, 16, ncclFloat32, ncclSum, rank.communicator,
+                               rank.stream);
+        };
+        EXPECT_EQ(sum(), ncclInProgress);
+        EXPECT_EQ(rank.State(), ncclInProgress);
+        EXPECT_EQ(rank.Settled(), ncclSuccess);
+        EXPECT_EQ(sum(), ncclInProgress);
+        EXPECT_EQ(sum(), ncclInvalidArgument);  // too early
+        EXPECT_EQ(rank.Settled(), ncclInvalidArgument);
+        EXPECT_EQ(sum(), ncclInvalidArgument);
+        EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+        EXPECT_EQ(cudaFree(data), cudaSuccess);
+      },
+      /*blocking=*/false);
+}
+
+// ---- Windows.
+
+constexpr size_t kWindowBytes = 4096;
+
+// A window of the communicator, and its memory.
+struct Window {
+  float* data = nullptr;
+  ncclWindow_t handle = nullptr;
+
+  static Window Open(const Rank& rank) {
+    Window window;
+    void* data = nullptr;
+    EXPECT_EQ(ncclMemAlloc(&data, kWindowBytes), ncclSuccess);
+    window.data = static_cast<float*>(data);
+    EXPECT_EQ(cudaMemsetAsync(data, 0, kWindowBytes, rank.stream), cudaSuccess);
+    EXPECT_EQ(ncclCommWindowRegister(rank.communicator, data, kWindowBytes, &window.handle,
+                                     NCCL_WIN_COLL_SYMMETRIC),
+              ncclSuccess);
+    EXPECT_NE(window.handle, nullptr);
+    return window;
+  }
+};
+
+ncclResult_t SumIn(float* data, const Rank& rank) {
+  return ncclAllReduce(data, data, 16, ncclFloat32, ncclSum, rank.communicator, rank.stream);
+}
+
+TEST(FakeNccl, FloatsInAWindowAreAddedUpInTheOrderOfTheRanks) {
+  RunRanks(3, [](Rank& rank) {
+    const Window window = Window::Open(rank);
+    const std::vector<float> mine(16, rank.rank == 0 ? 1.0f : 0x1p-24f);
+    ASSERT_EQ(cudaMemcpyAsync(window.data, mine.data(), 64, cudaMemcpyDefault, rank.stream),
+              cudaSuccess);
+    ASSERT_EQ(SumIn(window.data, rank), ncclSuccess);
+    std::vector<float> sums(16);
+    ASSERT_EQ(cudaMemcpyAsync(sums.data(), window.data, 64, cudaMemcpyDefault, rank.stream),
+              cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+    EXPECT_EQ(sums, std::vector<float>(16, 1.0f));
+    EXPECT_EQ(ncclCommWindowDeregister(rank.communicator, window.handle), ncclSuccess);
+    EXPECT_EQ(ncclMemFree(window.data), ncclSuccess);
+  });
+  EXPECT_EQ(fake::LiveNcclWindows(), 0);
+}
+
+TEST(FakeNccl, WithoutBlockingAWindowComesLaterThanTheSuccess) {
+  RunRanks(
+      2,
+      [](Rank& rank) {
+        void* data = nullptr;
+        ASSERT_EQ(ncclMemAlloc(&data, kWindowBytes), ncclSuccess);
+        ncclWindow_t window = nullptr;
+        const auto open = [&] {
+          return ncclCommWindowRegister(rank.communicator, data, kWindowBytes, &window,
+                                        NCCL_WIN_COLL_SYMMETRIC);
+        };
+        EXPECT_EQ(open(), ncclSuccess);
+        EXPECT_EQ(rank.State(), ncclInProgress);
+        EXPECT_EQ(rank.Settled(), ncclSuccess);
+        EXPECT_NE(window, nullptr);
+        EXPECT_EQ(ncclCommWindowDeregister(rank.communicator, window), ncclSuccess);
+        EXPECT_EQ(open(), ncclSuccess);
+        EXPECT_EQ(SumIn(static_cast<float*>(data), rank), ncclInvalidArgument);  // too early
+        EXPECT_EQ(rank.Settled(), ncclInvalidArgument);
+        EXPECT_EQ(ncclCommAbort(std::exchange(rank.communicator, nullptr)), ncclSuccess);
+        EXPECT_EQ(ncclMemFree(data), ncclSuccess);
+      },
+      /*blocking=*/false);
+  EXPECT_EQ(fake::LiveNcclWindows(), 0);
+}
+
+TEST(FakeNccl, AWindowIsUsedAtOneOffset) {
+  RunRanks(2, [](Rank& rank) {
+    const Window window = Window::Open(rank);
+    ASSERT_EQ(SumIn(window.data + 16 * rank.rank, rank), ncclSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+    EXPECT_EQ(rank.State(), ncclInvalidUsage);
+    EXPECT_THAT(std::string(ncclGetLastError(rank.communicator)),
+                AllOf(HasSubstr("offset=0"), HasSubstr("offset=64")));
+    EXPECT_EQ(ncclCommWindowDeregister(rank.communicator, window.handle), ncclSuccess);
+    EXPECT_EQ(ncclMemFree(window.data), ncclSuccess);
+  });
+}
+
+TEST(FakeNccl, AWindowIsOpenedByAllRanksAlike) {
+  RunRanks(2, [](Rank& rank) {
+    void* data = nullptr;
+    ASSERT_EQ(ncclMemAlloc(&data, kWindowBytes), ncclSuccess);
+    ncclWindow_t window = nullptr;
+    EXPECT_EQ(ncclCommWindowRegister(rank.communicator, data, kWindowBytes / (1 + rank.rank),
+                                     &window, NCCL_WIN_COLL_SYMMETRIC),
+              ncclInvalidUsage);
+    EXPECT_EQ(window, nullptr);
+    EXPECT_EQ(ncclMemFree(data), ncclSuccess);
+  });
+}
+
+TEST(FakeNccl, WindowsAreOfMemoryOfItsOwn) {
+  RunRanks(1, [](Rank& rank) {
+    void* data = nullptr;
+    ASSERT_EQ(cudaMalloc(&data, kWindowBytes), cudaSuccess);
+    ncclWindow_t window = nullptr;
+    EXPECT_EQ(ncclCommWindowRegister(rank.communicator, data, kWindowBytes, &window,
+                                     NCCL_WIN_COLL_SYMMETRIC),
+              ncclUnhandledCudaError);
+    EXPECT_EQ(window, nullptr);
+    EXPECT_EQ(cudaFree(data), cudaSuccess);
+  });
+}
+
+// Each is told on stderr, and counted.
+TEST(FakeNccl, SeesWindowsThatAreMisused) {
+  const int before = fake::NcclMisuses();
+  RunRanks(1, [](Rank& rank) {  // work that has not run when the window goes
+    const Window window = Window::Open(rank);
+    ASSERT_EQ(SumIn(window.data, rank), ncclSuccess);
+    EXPECT_EQ(ncclCommWindowDeregister(rank.communicator, window.handle), ncclSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+    EXPECT_EQ(rank.State(), ncclInvalidUsage);
+    EXPECT_EQ(ncclMemFree(window.data), ncclSuccess);
+  });
+  EXPECT_EQ(fake::NcclMisuses(), before + 1);
+  RunRanks(1, [](Rank& rank) {  // graphs that hold such work
+    const Window window = Window::Open(rank);
+    ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    ASSERT_EQ(SumIn(window.data, rank), ncclSuccess);
+    cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
+    EXPECT_EQ(ncclCommWindowDeregister(rank.communicator, window.handle), ncclSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    EXPECT_EQ(ncclMemFree(window.data), ncclSuccess);
+  });
+  EXPECT_EQ(fake::NcclMisuses(), before + 2);
+  RunRanks(1, [](Rank& rank) {  // memory that goes before its window
+    const Window window = Window::Open(rank);
+    EXPECT_EQ(ncclMemFree(window.data), ncclInvalidUsage);
+    EXPECT_EQ(ncclCommWindowDeregister(rank.communicator, window.handle), ncclSuccess);
+    EXPECT_EQ(ncclMemFree(window.data), ncclSuccess);
+  });
+  EXPECT_EQ(fake::NcclMisuses(), before + 3);
+  RunRanks(1, [](Rank& rank) {  // a window that outlives its communicator
+    const Window window = Window::Open(rank);
+    ncclComm_t other = nullptr;
+    ncclUniqueId id;
+    ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+    ASSERT_EQ(ncclCommInitRank(&other, 1, id, 0), ncclSuccess);
+    std::swap(other, rank.communicator);
+    EXPECT_EQ(ncclCommDestroy(other), ncclSuccess);
+    EXPECT_EQ(ncclMemFree(window.data), ncclSuccess);
+  });
+  EXPECT_EQ(fake::NcclMisuses(), before + 4);
+  RunRanks(1, [](Rank& rank) {  // memory that is gone
+    void* data = nullptr;
+    ASSERT_EQ(cudaMalloc(&data, 64), cudaSuccess);
+    ASSERT_EQ(cudaFree(data), cudaSuccess);
+    ASSERT_EQ(SumIn(static_cast<float*>(data), rank), ncclSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+    EXPECT_EQ(rank.State(), ncclInvalidUsage);
+  });
+  EXPECT_EQ(fake::NcclMisuses(), before + 5);
+  EXPECT_EQ(fake::LiveNcclWindows(), 0);
 }
 
 TEST(FakeNccl, WhatItDoesNotKnowItRefuses) {

@@ -180,7 +180,7 @@ absl::Status ThreadGroup::StartEpoch() {
   const uint64_t epoch = ++epoch_;
   return OnAllRanks([&](int rank) -> absl::Status {
     StepRunner& runner = *ranks_[rank].runner;
-    if (epoch > 1) runner.EndEpoch();
+    if (epoch > 1) RETURN_IF_ERROR(runner.EndEpoch());
     std::unique_ptr<Collective> collective;
     if (options_.world == 1) {
       collective = MakeSoloCollective();

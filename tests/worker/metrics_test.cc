@@ -17,8 +17,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::unique_ptr<WorkerMetrics> Serve() {
-  auto metrics = WorkerMetrics::Serve("127.0.0.1", 0, "1.2.3", "avx2");
+std::unique_ptr<WorkerMetrics> Serve(const WorkerMetrics::Build& build = {"1.2.3", "cpu", "avx2"}) {
+  auto metrics = WorkerMetrics::Serve("127.0.0.1", 0, build);
   EXPECT_TRUE(metrics.ok()) << metrics.status();
   return *std::move(metrics);
 }
@@ -38,6 +38,19 @@ TEST(WorkerMetrics, SeriesOfARankBeginWithItAtZero) {
           "bitshard_collective_bytes_total{rank=\"1\",op=\"allreduce\",backend=\"cpu\"} 0\n"));
   EXPECT_THAT(page, HasSubstr("bitshard_memory_bytes{rank=\"1\",kind=\"kv\"} 0\n"));
   EXPECT_THAT(page, Not(HasSubstr("rank=\"0\"")));
+}
+
+TEST(WorkerMetrics, SayWhatTheWorkerComputesOn) {
+  EXPECT_THAT(Serve()->Page(), HasSubstr("bitshard_worker_build_info{version=\"1.2.3\","
+                                         "backend=\"cpu\",isa=\"avx2\"} 1\n"));
+  const auto metrics = Serve({"1.2.3", "cuda", "sm_90"});
+  metrics->OnAssigned(0);
+  const std::string page = metrics->Page();
+  EXPECT_THAT(page, HasSubstr("bitshard_worker_build_info{version=\"1.2.3\",backend=\"cuda\","
+                              "isa=\"sm_90\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("bitshard_collective_seconds_count{rank=\"0\",op=\"broadcast\","
+                              "backend=\"nccl\"} 0\n"));
+  EXPECT_THAT(page, Not(HasSubstr("backend=\"cpu\"")));
 }
 
 TEST(WorkerMetrics, WhatIsLoadedAndBoundIsTold) {
@@ -114,6 +127,43 @@ TEST(WorkerMetrics, PhasesOfAStepAddUpToIt) {
   }
 }
 
+TEST(WorkerMetrics, PhasesOfAStepOnADeviceAreOneOrThoseOfItsOps) {
+  const auto ms = [](int64_t n) { return n * 1'000'000; };
+  const auto value_of = [](const std::string& page, const std::string& series) {
+    const size_t at = page.find(series + " ");
+    return at == std::string::npos ? -1 : std::strtod(page.c_str() + at + series.size(), nullptr);
+  };
+  const auto seconds_of = [&](const std::string& page, const char* phase) {
+    return value_of(
+        page, absl::StrCat("bitshard_worker_step_seconds_sum{rank=\"0\",phase=\"", phase, "\"}"));
+  };
+  const auto whole = Serve();
+  whole->OnAssigned(0);
+  whole->OnBound({}, 0, {"device", "sample"});
+  whole->OnCollective(CollectiveOp::kAllGather, 64, 2'000'000);
+  whole->OnStep(absl::Milliseconds(20), 1, {}, {ms(12), ms(3)});
+  const std::string of_whole = whole->Page();
+  EXPECT_NEAR(seconds_of(of_whole, "device"), 0.012, 1e-9);
+  EXPECT_NEAR(seconds_of(of_whole, "collective"), 0.002, 1e-9);
+  EXPECT_NEAR(seconds_of(of_whole, "other"), 0.006, 1e-9);
+  EXPECT_EQ(seconds_of(of_whole, "gemm"), 0);
+  EXPECT_NEAR(value_of(of_whole, "bitshard_sampling_seconds_sum{rank=\"0\"}"), 0.003, 1e-9);
+
+  const auto by_ops = Serve();
+  by_ops->OnAssigned(0);
+  by_ops->OnBound({}, 0,
+                  {"device linear+linear", "device attention", "device all_reduce+residual_add",
+                   "device rms_norm", "device lm_head", "sample"});
+  by_ops->OnCollective(CollectiveOp::kAllGather, 64, 2'000'000);
+  by_ops->OnStep(absl::Milliseconds(30), 1, {}, {ms(5), ms(4), ms(3), ms(1), ms(2), ms(1)});
+  const std::string of_ops = by_ops->Page();
+  EXPECT_NEAR(seconds_of(of_ops, "gemm"), 0.007, 1e-9);
+  EXPECT_NEAR(seconds_of(of_ops, "attention"), 0.004, 1e-9);
+  EXPECT_NEAR(seconds_of(of_ops, "collective"), 0.005, 1e-9);
+  EXPECT_NEAR(seconds_of(of_ops, "other"), 0.014, 1e-9);
+  EXPECT_EQ(seconds_of(of_ops, "device"), 0);
+}
+
 TEST(WorkerMetrics, TheTableHasAHelpAndAMeasureForEverything) {
   for (const MetricDef& def : WorkerMetricTable()) {
     EXPECT_FALSE(def.help.empty() || def.when.empty()) << def.name;
@@ -123,7 +173,7 @@ TEST(WorkerMetrics, TheTableHasAHelpAndAMeasureForEverything) {
 }
 
 TEST(WorkerMetrics, AddressThatCannotBeBoundIsUnavailableAndNamed) {
-  const absl::Status status = WorkerMetrics::Serve("203.0.113.1", 1, "1.2.3", "avx2").status();
+  const absl::Status status = WorkerMetrics::Serve("203.0.113.1", 1, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_NE(status.message().find("203.0.113.1:1"), std::string::npos) << status;
 }

@@ -1,15 +1,16 @@
 // The libraries of device collectives, and the group of one that needs none.
 #include "worker/collective/device_collective.h"
 
-#include <cstring>
 #include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
 #include "kernels/base/check.h"
+#include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "worker/collective/event_wait.h"
+#include "worker/collective/solo.h"
 
 namespace bitshard {
 namespace {
@@ -19,26 +20,13 @@ std::map<std::string, DeviceCollectiveLibrary>& Libraries() {
   return *libraries;
 }
 
-class SoloDeviceCollective final : public DeviceCollective {
+class SoloDeviceCollective final : public SoloOf<DeviceCollective> {
  public:
   explicit SoloDeviceCollective(Device* device) : device_(*device) {}
 
-  int rank() const override { return 0; }
-  int world() const override { return 1; }
-
-  absl::Status AllReduceSum(absl::Span<int64_t>) override { return Alive(); }
-  absl::Status AllGather(absl::Span<const uint8_t> mine, absl::Span<uint8_t> all) override {
-    CHECK_EQ(all.size(), mine.size());
-    if (!mine.empty() && mine.data() != all.data())
-      std::memmove(all.data(), mine.data(), mine.size());
-    return Alive();
-  }
-  absl::Status Broadcast(absl::Span<uint8_t>, int root) override {
-    CHECK_EQ(root, 0);
-    return Alive();
-  }
-
+  absl::Status OpenWindow(const DeviceBuffer&, DeviceStream&) override { return Alive(); }
   absl::Status AllReduceSum(int64_t*, size_t, DeviceStream&) override { return Alive(); }
+  absl::Status AllReduceSum(float*, size_t, DeviceStream&) override { return Alive(); }
   absl::Status AllGather(const void* mine, void* all, size_t bytes, DeviceStream& stream) override {
     RETURN_IF_ERROR(Alive());
     if (bytes == 0 || mine == all) return absl::OkStatus();
@@ -48,16 +36,8 @@ class SoloDeviceCollective final : public DeviceCollective {
     return AwaitEvent(device_, event, [this] { return Alive(); });
   }
 
-  void Abort() override { aborted_.store(true, std::memory_order_release); }
-
  private:
-  absl::Status Alive() const {
-    if (!aborted_.load(std::memory_order_acquire)) return absl::OkStatus();
-    return CollectiveAbort(0);
-  }
-
   Device& device_;
-  std::atomic<bool> aborted_{false};
 };
 
 }  // namespace
@@ -86,15 +66,34 @@ std::string DeviceIdentity(const Device& device) {
   return "";
 }
 
+absl::StatusOr<DeviceBuffer> AllocCollectiveMemory(Device& device, size_t bytes) {
+  for (const auto& [name, library] : Libraries()) {
+    if (library.device_kind != device.facts().kind) continue;
+    absl::StatusOr<DeviceBuffer> memory = library.alloc(device, bytes);
+    if (memory.ok() || IsDeviceLost(memory.status())) return memory;
+    LogInfo("{}: no memory that ranks can share, plain memory instead: {}", name,
+            std::string(memory.status().message()));
+  }
+  return device.Alloc(bytes);
+}
+
 absl::StatusOr<std::unique_ptr<DeviceCollective>> JoinDeviceCollective(
     const std::string& name, const DeviceGroup& group, absl::Duration timeout,
     const std::atomic<bool>* stop) {
+  CHECK(group.device != nullptr);
+  if (group.world == 1 && group.rank == 0) return MakeSoloDeviceCollective(group.device);
+  return JoinOverLibrary(name, group, timeout, stop);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceCollective>> JoinOverLibrary(const std::string& name,
+                                                                  const DeviceGroup& group,
+                                                                  absl::Duration timeout,
+                                                                  const std::atomic<bool>* stop) {
   CHECK(group.device != nullptr);
   if (group.world < 1 || group.rank < 0 || group.rank >= group.world) {
     return absl::InvalidArgumentError(
         absl::StrCat("device collective: rank ", group.rank, " of ", group.world));
   }
-  if (group.world == 1) return MakeSoloDeviceCollective(group.device);
   const std::string& kind = group.device->facts().kind;
   const auto found = Libraries().find(name);
   if (found == Libraries().end() || found->second.device_kind != kind) {

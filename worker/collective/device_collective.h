@@ -41,8 +41,17 @@ class DeviceCollective : public Collective {
   // operation that all ranks do, in the same order. A count that is captured should have run once
   // outside of a capture before: the library connects what it needs at the first use.
 
-  // values[i] becomes the sum over the ranks; in place, int64 wraps.
+  // Once an epoch, by all ranks at the same time: sums will be in this memory, which is of
+  // AllocCollectiveMemory and of one size everywhere, at the same offset on all ranks, and enqueued
+  // on `stream` alone, which outlives the collective. Where the library can, each rank then reaches
+  // that of all others directly. Before such sums are captured. OK also where it cannot: the log
+  // says why. What has been enqueued is waited for, a moment, when the collective ends.
+  virtual absl::Status OpenWindow(const DeviceBuffer& memory, DeviceStream& stream) = 0;
+
+  // values[i] becomes the sum over the ranks; in place. int64 wraps; the order in which floats are
+  // added up is the library's, but all ranks get the same bits.
   virtual absl::Status AllReduceSum(int64_t* values, size_t count, DeviceStream& stream) = 0;
+  virtual absl::Status AllReduceSum(float* values, size_t count, DeviceStream& stream) = 0;
   // all[r * bytes .. ) becomes rank r's `mine`; `all` holds world() * bytes. `mine` may be its own
   // place in `all`.
   virtual absl::Status AllGather(const void* mine, void* all, size_t bytes,
@@ -85,6 +94,16 @@ absl::StatusOr<std::unique_ptr<DeviceCollective>> JoinDeviceCollective(
     const std::string& name, const DeviceGroup& group, absl::Duration timeout,
     const std::atomic<bool>* stop = nullptr);
 
+// The same, but a group of one meets over the library as well: for checks of a library.
+absl::StatusOr<std::unique_ptr<DeviceCollective>> JoinOverLibrary(
+    const std::string& name, const DeviceGroup& group, absl::Duration timeout,
+    const std::atomic<bool>* stop = nullptr);
+
+// Memory of the device for OpenWindow, of the kind's library; where that gives none, the device's
+// own, and the log says why. Outlives the collectives that have a window in it. Errors as
+// Device::Alloc.
+absl::StatusOr<DeviceBuffer> AllocCollectiveMemory(Device& device, size_t bytes);
+
 // Libraries that this program was built with for that kind of device ("cuda"), sorted.
 std::vector<std::string> DeviceCollectives(const std::string& device_kind);
 
@@ -95,13 +114,15 @@ std::string DeviceIdentity(const Device& device);
 struct DeviceCollectiveLibrary {
   const char* name;         // "nccl"
   const char* device_kind;  // "cuda"
-  // A group of 2 and more.
+  // A group of any size.
   absl::StatusOr<std::unique_ptr<DeviceCollective>> (*join)(const DeviceGroup& group,
                                                             absl::Duration timeout,
                                                             const std::atomic<bool>* stop);
   std::string (*identify)(const Device& device);  // DeviceIdentity
+  // AllocCollectiveMemory without the fallback.
+  absl::StatusOr<DeviceBuffer> (*alloc)(Device& device, size_t bytes);
 };
-// Before main: `const RegisterDeviceCollective kRegistered({"nccl", "cuda", &Join, &Identify});`.
+// Before main: `const RegisterDeviceCollective kRegistered({.name = "nccl", ...});`.
 struct RegisterDeviceCollective {
   explicit RegisterDeviceCollective(const DeviceCollectiveLibrary& library);
 };

@@ -1,5 +1,5 @@
-// How the step thread waits for a device: it looks again and again, so that it comes back when the
-// work will never end.
+// How the step thread waits for a device, and for NCCL: it looks again and again, so that it comes
+// back when the work will never end.
 #pragma once
 
 #include <chrono>
@@ -13,27 +13,36 @@
 
 namespace bitshard {
 
+// Between two looks of one wait. A decode step takes milliseconds: naps (60 us each, of which 50
+// are the kernel's own slack) cost less than a hundredth of it, and the first look often suffices
+// for the small operations.
+class EventWait {
+ public:
+  void Pause() const {
+    constexpr auto kEager = std::chrono::microseconds(100);
+    constexpr auto kNap = std::chrono::microseconds(10);
+    if (Clock::now() - begin_ < kEager) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin_ = Clock::now();
+};
+
 // Until the last Record of `event` has been passed, or `alive` is an error, which wins over all but
-// a lost device: work that was cut off may end with errors of its own. A decode step takes
-// milliseconds: naps (60 us each, of which 50 are the kernel's own slack) cost less than a
-// hundredth of it, and the first look often suffices for the small operations.
+// a lost device: work that was cut off may end with errors of its own.
 inline absl::Status AwaitEvent(Device& device, DeviceEvent& event,
                                absl::FunctionRef<absl::Status()> alive) {
-  using Clock = std::chrono::steady_clock;
-  constexpr auto kEager = std::chrono::microseconds(100);
-  constexpr auto kNap = std::chrono::microseconds(10);
-  const Clock::time_point begin = Clock::now();
-  for (;;) {
+  for (const EventWait wait;; wait.Pause()) {
     const absl::StatusOr<bool> done = device.Done(event);
     if (IsDeviceLost(done.status())) return done.status();
     RETURN_IF_ERROR(alive());
     RETURN_IF_ERROR(done.status());
     if (*done) return absl::OkStatus();
-    if (Clock::now() - begin < kEager) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(kNap);
-    }
   }
 }
 

@@ -2,8 +2,8 @@
 //
 // Rank 0 makes the unique id, which travels over the coordinator's authenticated control stream.
 // Nothing here blocks for ever: the communicator is a non-blocking one, its start has a deadline,
-// and each wait is the watchdog's. Sums are int64, so that NCCL's choice of algorithm cannot be
-// seen in them. NCCL neither encrypts nor authenticates what travels (SECURITY.md).
+// and each wait is the watchdog's. Sums of int64 do not show which algorithm NCCL has chosen, those
+// of f32 do. NCCL neither encrypts nor authenticates what travels (SECURITY.md).
 //
 // NCCL knows of a lost device only an "unhandled cuda error", or nothing: after each error the
 // device is asked, and its own word that it is lost wins over everything else.
@@ -12,16 +12,15 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <sys/statvfs.h>
 #include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include <nccl.h>
@@ -29,8 +28,12 @@
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
+#include "worker/collective/collective.h"
 #include "worker/collective/device_collective.h"
 #include "worker/collective/event_wait.h"
+#include "worker/collective/nccl_card.h"
+#include "worker/collective/nccl_window.h"
+#include "worker/collective/nccl_words.h"
 #include "worker/collective/watchdog.h"
 
 namespace bitshard {
@@ -44,54 +47,6 @@ constexpr absl::Duration kPoll = absl::Milliseconds(1);
 constexpr absl::Duration kClosePatience = absl::Seconds(2);
 // A decode step's sums are small: more CTAs would only take the SMs from the kernels beside them.
 constexpr int kMaxCtas = 16;
-
-// What each rank tells the others first.
-struct Card {
-  static constexpr uint64_t kMagic = 0x31304c43434e5342;  // "BSNCCL01"; changes with the card
-
-  int version = 0;        // of the library that runs
-  ncclUniqueId id = {};   // rank 0's
-  std::string device_id;  // DeviceIdentity
-
-  std::string Pack() const {
-    std::string text(sizeof(kMagic) + sizeof(version) + sizeof(id), '\0');
-    std::memcpy(text.data(), &kMagic, sizeof(kMagic));
-    std::memcpy(text.data() + sizeof(kMagic), &version, sizeof(version));
-    std::memcpy(text.data() + sizeof(kMagic) + sizeof(version), &id, sizeof(id));
-    return text + device_id;
-  }
-  // False when it is none.
-  bool Unpack(const std::string& text) {
-    uint64_t magic = 0;
-    if (text.size() < sizeof(magic) + sizeof(version) + sizeof(id)) return false;
-    std::memcpy(&magic, text.data(), sizeof(magic));
-    std::memcpy(&version, text.data() + sizeof(magic), sizeof(version));
-    std::memcpy(&id, text.data() + sizeof(magic) + sizeof(version), sizeof(id));
-    device_id = text.substr(sizeof(magic) + sizeof(version) + sizeof(id));
-    return magic == kMagic;
-  }
-};
-
-std::string Advice() {
-  std::string shm = "unknown";
-  struct statvfs space = {};
-  if (statvfs("/dev/shm", &space) == 0)
-    shm = absl::StrCat((static_cast<uint64_t>(space.f_bavail) * space.f_frsize) >> 20, " MiB");
-  return absl::StrCat(
-      "NCCL_DEBUG=INFO in the workers' environment makes NCCL say more. Often it is /dev/shm (free "
-      "here: ",
-      shm,
-      "; containers begin with 64 MiB, --shm-size=1g gives more), peer access between the GPUs "
-      "(NCCL_P2P_DISABLE=1 goes without), or between hosts the network (NCCL_SOCKET_IFNAME names "
-      "the interface)");
-}
-
-// `communicator` may be null: then of the last call in this thread.
-std::string Describe(const char* call, ncclResult_t result, ncclComm_t communicator) {
-  const char* detail = ncclGetLastError(communicator);
-  return absl::StrCat(call, ": ", ncclGetErrorString(result),
-                      detail == nullptr || *detail == '\0' ? "" : absl::StrCat(" (", detail, ")"));
-}
 
 // Of the communicator, once calls in the background are over: success, in progress, or an error.
 ncclResult_t StateOf(ncclComm_t communicator) {
@@ -142,7 +97,13 @@ class NcclCollective final : public DeviceCollective {
 
   ~NcclCollective() override {
     watchdog_.reset();  // with it an abort that was begun
-    if (const ncclComm_t communicator = communicator_; communicator != nullptr) Close(communicator);
+    const ncclComm_t communicator = communicator_;
+    if (communicator == nullptr) return;
+    if (window_.is_open() && !CloseWindow(communicator)) {
+      (void)ncclCommAbort(communicator);
+      return;
+    }
+    Close(communicator);
   }
 
   int rank() const override { return rank_; }
@@ -198,12 +159,32 @@ class NcclCollective final : public DeviceCollective {
     return absl::OkStatus();
   }
 
+  absl::Status OpenWindow(const DeviceBuffer& memory, DeviceStream& stream) override {
+    window_stream_ = &stream;
+    // Registering is an operation of all ranks: all try, or none; all have a window, or none.
+    ASSIGN_OR_RETURN(std::string why_not, AskAll(memory, NcclWindow::WhyNot(memory)));
+    if (why_not.empty()) {
+      ASSIGN_OR_RETURN(why_not, Register(memory));
+      ASSIGN_OR_RETURN(why_not, AskAll(memory, why_not));
+      if (!why_not.empty() && window_.is_open()) {
+        RETURN_IF_ERROR(Call("window_deregister", memory.bytes(),
+                             [&] { return window_.Close(communicator_); }));
+      }
+    }
+    if (why_not.empty()) {
+      LogInfo("nccl: memory of sums registered rank={} bytes={}", rank_, memory.bytes());
+    } else {
+      LogInfo("nccl: memory of sums not registered rank={}, they go as from any other: {}", rank_,
+              why_not);
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status AllReduceSum(int64_t* values, size_t count, DeviceStream& stream) override {
-    if (count == 0) return Cause(watchdog_->status());
-    return Call("all_reduce", count * sizeof(int64_t), [&] {
-      return ncclAllReduce(values, values, count, ncclInt64, ncclSum, communicator_,
-                           Native(stream));
-    });
+    return Sum(values, count, sizeof(int64_t), ncclInt64, stream);
+  }
+  absl::Status AllReduceSum(float* values, size_t count, DeviceStream& stream) override {
+    return Sum(values, count, sizeof(float), ncclFloat32, stream);
   }
 
   absl::Status AllGather(const void* mine, void* all, size_t bytes, DeviceStream& stream) override {
@@ -220,8 +201,7 @@ class NcclCollective final : public DeviceCollective {
     RETURN_IF_ERROR(Cause(status.ok() ? ended : status));
     // What NCCL cut off is over, too, and its error may be news to the watchdog.
     RETURN_IF_ERROR(Cause(watchdog_->Enter()));
-    const ncclResult_t state = StateOf(communicator_);
-    return Cause(watchdog_->Leave(Checked("a look at its state", state)));
+    return Cause(watchdog_->Leave(Checked("a look at its state", State())));
   }
 
   void SetProgressWord(const uint64_t* word) override { watchdog_->SetProgressWord(word); }
@@ -243,12 +223,14 @@ class NcclCollective final : public DeviceCollective {
     options.operation_timeout = group.operation_timeout == absl::ZeroDuration()
                                     ? kDefaultOperationTimeout
                                     : group.operation_timeout;
-    options.advice = Advice();
+    options.advice = NcclAdvice();
     options.error = [this] {
+      if (!nccl_mu_.TryLock()) return absl::OkStatus();  // the step thread sees it
       const ncclComm_t communicator = communicator_;
       const ncclResult_t state = StateOf(communicator);
+      nccl_mu_.Unlock();
       if (state == ncclSuccess || state == ncclInProgress) return absl::OkStatus();
-      return absl::InternalError(Describe("found by the watchdog", state, communicator));
+      return absl::InternalError(DescribeNccl("found by the watchdog", state, communicator));
     };
     options.abort = [this] {
       const ncclResult_t aborted = ncclCommAbort(communicator_.exchange(nullptr));
@@ -274,20 +256,107 @@ class NcclCollective final : public DeviceCollective {
   absl::Status Checked(const char* call, ncclResult_t result) const {
     if (result == ncclSuccess) return absl::OkStatus();
     const bool alive = watchdog_->status().ok();
-    return absl::InternalError(Describe(call, result, alive ? communicator_.load() : nullptr));
+    return absl::InternalError(DescribeNccl(call, result, alive ? communicator_.load() : nullptr));
   }
 
   absl::Status Call(const char* what, uint64_t bytes, absl::FunctionRef<ncclResult_t()> call) {
     watchdog_->Note(what, bytes);
     RETURN_IF_ERROR(Cause(watchdog_->Enter()));
-    ncclResult_t result = call();
-    // The first use connects in the background. Who captures must not go on before that is over.
-    while (result == ncclInProgress && watchdog_->status().ok()) {
-      absl::SleepFor(kPoll);
-      result = StateOf(communicator_);
-    }
+    const ncclResult_t result = Finish(call);
     return Cause(
         watchdog_->Leave(result == ncclInProgress ? absl::OkStatus() : Checked(what, result)));
+  }
+
+  ncclResult_t State() {
+    absl::MutexLock lock(&nccl_mu_);
+    return StateOf(communicator_);
+  }
+
+  // What comes of `call`. Among several ranks each operation goes on in a thread of NCCL's, and the
+  // communicator takes no other call, nor may a capture end, before that is over. In progress: the
+  // communicator has ended first. REQUIRES: between Enter and Leave.
+  ncclResult_t Finish(absl::FunctionRef<ncclResult_t()> call) {
+    ncclResult_t result = ncclInternalError;
+    {
+      absl::MutexLock lock(&nccl_mu_);
+      result = call();
+      // Registering says success while it goes on.
+      if (result == ncclSuccess) result = StateOf(communicator_);
+    }
+    for (const EventWait wait; result == ncclInProgress && watchdog_->status().ok();
+         result = State())
+      wait.Pause();
+    return result;
+  }
+
+  absl::Status Sum(void* values, size_t count, size_t width, ncclDataType_t type,
+                   DeviceStream& stream) {
+    if (count == 0) return Cause(watchdog_->status());
+    return Call("all_reduce", count * width, [&] {
+      return ncclAllReduce(values, values, count, type, ncclSum, communicator_, Native(stream));
+    });
+  }
+
+  // What keeps this rank, or else another one, from a window in such memory; empty: nothing.
+  absl::StatusOr<std::string> AskAll(const DeviceBuffer& memory, const std::string& mine) {
+    struct Word {
+      uint64_t bytes, refuses;
+    };
+    const Word word = {memory.bytes(), mine.empty() ? 0u : 1u};
+    std::vector<Word> all(world_);
+    RETURN_IF_ERROR(AllGather(
+        absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&word), sizeof(word)),
+        absl::MakeSpan(reinterpret_cast<uint8_t*>(all.data()), all.size() * sizeof(Word))));
+    for (int r = 0; r < world_; ++r) {
+      if (all[r].bytes == word.bytes) continue;
+      return absl::InternalError(absl::StrCat(name_, "its sums need ", word.bytes,
+                                              " bytes, those of rank ", r, " ", all[r].bytes,
+                                              ": the ranks do not run the same graph"));
+    }
+    for (int r = 0; mine.empty() && r < world_; ++r) {
+      if (all[r].refuses != 0) return absl::StrCat("rank ", r, " has none; its log says why");
+    }
+    return mine;
+  }
+
+  // Why there is no window now, though the communicator lives; empty: there is one.
+  absl::StatusOr<std::string> Register(const DeviceBuffer& memory) {
+    constexpr char kCall[] = "window_register";
+    watchdog_->Note(kCall, memory.bytes());
+    RETURN_IF_ERROR(Cause(watchdog_->Enter()));
+    ncclResult_t result = Finish([&] { return window_.Open(communicator_, memory); });
+    std::string why_not;
+    const absl::Status ended = watchdog_->status();
+    if (result == ncclInProgress) {
+      if (!IsCollectiveAbort(ended)) NcclWindow::GiveUp("registering did not end");
+    } else if (result != ncclSuccess) {
+      why_not = DescribeNccl(kCall, result, ended.ok() ? communicator_.load() : nullptr);
+      NcclWindow::GiveUp(why_not);
+      if (State() == ncclSuccess) result = ncclSuccess;  // no more than a refusal
+    } else if (!window_.is_open()) {
+      why_not =
+          "NCCL registers nothing: NCCL_WIN_ENABLE=0 or no access between all GPUs, and "
+          "NCCL_LOCAL_REGISTER=0";
+    }
+    RETURN_IF_ERROR(Cause(
+        watchdog_->Leave(result == ncclInProgress ? absl::OkStatus() : Checked(kCall, result))));
+    return why_not;
+  }
+
+  // False when the stream's work is not over, a moment later: then only an abort is left.
+  bool CloseWindow(ncclComm_t communicator) {
+    if (!device_.Record(*event_, *window_stream_).ok()) return false;
+    const absl::Time deadline = absl::Now() + kClosePatience;
+    for (;;) {
+      const absl::StatusOr<bool> over = device_.Done(*event_);
+      if (!over.ok() || (!*over && absl::Now() >= deadline)) return false;
+      if (*over) break;
+      absl::SleepFor(kPoll);
+    }
+    const ncclResult_t closed = window_.Close(communicator);
+    if (closed != ncclSuccess)
+      LogWarning("nccl: {}", DescribeNccl("ncclCommWindowDeregister", closed, communicator));
+    return closed == ncclSuccess;
   }
 
   // From host_ to staged_, the same place.
@@ -315,9 +384,15 @@ class NcclCollective final : public DeviceCollective {
   // Null once it was aborted, on the watchdog's thread: the step thread may still be in a call
   // then.
   std::atomic<ncclComm_t> communicator_;
+  // Around calls and looks: of two threads that find a call in the background over, both would free
+  // what it leaves. Not around an abort, which ends a call that hangs, nor once the watchdog is
+  // gone.
+  absl::Mutex nccl_mu_;
   std::unique_ptr<DeviceStream> stream_;
   std::unique_ptr<DeviceEvent> event_;
   DeviceBuffer host_, staged_;  // of kStageBytes
+  NcclWindow window_;
+  DeviceStream* window_stream_ = nullptr;
   std::unique_ptr<Watchdog> watchdog_;
 };
 
@@ -325,33 +400,23 @@ absl::Status Named(const DeviceGroup& group, absl::StatusCode code, const std::s
   return absl::Status(code, absl::StrCat(NameOf(group), what));
 }
 
-// As nvidia-smi writes it.
-std::string Identify(const Device& device) {
-  cudaDeviceProp properties;
-  if (cudaGetDeviceProperties(&properties, device.facts().index) != cudaSuccess) return "";
-  const absl::string_view bytes(properties.uuid.bytes, sizeof(properties.uuid.bytes));
-  if (bytes.find_first_not_of('\0') == absl::string_view::npos) return "";
-  const std::string hex = absl::BytesToHexString(bytes);
-  return absl::StrCat("GPU-", hex.substr(0, 8), "-", hex.substr(8, 4), "-", hex.substr(12, 4), "-",
-                      hex.substr(16, 4), "-", hex.substr(20));
-}
-
 // Of all ranks, by rank, checked.
-absl::StatusOr<std::vector<Card>> ExchangeCards(const DeviceGroup& group) {
-  Card mine;
-  mine.device_id = Identify(*group.device);
+absl::StatusOr<std::vector<NcclCard>> ExchangeCards(const DeviceGroup& group) {
+  NcclCard mine;
+  mine.device_id = NameOfGpu(*group.device);
   if (ncclGetVersion(&mine.version) != ncclSuccess)
     return Named(group, absl::StatusCode::kUnavailable, "the library does not tell its version");
   if (group.rank == 0) {
     const ncclResult_t made = ncclGetUniqueId(&mine.id);
     if (made != ncclSuccess) {
-      return Named(group, absl::StatusCode::kUnavailable,
-                   absl::StrCat(Describe("ncclGetUniqueId", made, nullptr), "; ", Advice()));
+      return Named(
+          group, absl::StatusCode::kUnavailable,
+          absl::StrCat(DescribeNccl("ncclGetUniqueId", made, nullptr), "; ", NcclAdvice()));
     }
   }
   const absl::StatusOr<std::vector<std::string>> told = group.tell(mine.Pack());
   if (!told.ok()) return WithContext(told.status(), NameOf(group));
-  std::vector<Card> cards(group.world);
+  std::vector<NcclCard> cards(group.world);
   for (int r = 0; r < group.world; ++r) {
     if (told->size() != cards.size() || !cards[r].Unpack((*told)[r])) {
       return Named(group, absl::StatusCode::kInternal,
@@ -378,7 +443,7 @@ absl::StatusOr<std::unique_ptr<DeviceCollective>> Join(const DeviceGroup& group,
                                                        absl::Duration timeout,
                                                        const std::atomic<bool>* stop) {
   const absl::Time deadline = absl::Now() + timeout;
-  ASSIGN_OR_RETURN(const std::vector<Card> cards, ExchangeCards(group));
+  ASSIGN_OR_RETURN(const std::vector<NcclCard> cards, ExchangeCards(group));
   // Makes the device this thread's, in which NCCL finds it.
   RETURN_IF_ERROR(WithContext(group.device->Mem().status(), NameOf(group)));
 
@@ -399,7 +464,7 @@ absl::StatusOr<std::unique_ptr<DeviceCollective>> Join(const DeviceGroup& group,
     } else if (absl::Now() >= deadline) {
       called_off = Named(group, absl::StatusCode::kUnavailable,
                          absl::StrCat("not all ", group.world, " ranks met within ",
-                                      absl::FormatDuration(timeout), "; ", Advice()));
+                                      absl::FormatDuration(timeout), "; ", NcclAdvice()));
     }
     if (!called_off.ok()) break;
     absl::SleepFor(kPoll);
@@ -409,17 +474,20 @@ absl::StatusOr<std::unique_ptr<DeviceCollective>> Join(const DeviceGroup& group,
             group.rank, group.world, cards[0].version);
     return NcclCollective::Create(group, std::move(nccl_name), communicator);
   }
-  const std::string why = Describe("ncclCommInitRankConfig", state, communicator);
+  const std::string why = DescribeNccl("ncclCommInitRankConfig", state, communicator);
   if (communicator != nullptr) (void)ncclCommAbort(communicator);
   const bool usage = state == ncclInvalidUsage || state == ncclInvalidArgument;
   const absl::Status failed =
       Named(group, usage ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
-            absl::StrCat(why, "; ", Advice()));
+            absl::StrCat(why, "; ", NcclAdvice()));
   return OrLost(called_off.ok() ? failed : called_off, *group.device, NameOf(group));
 }
 
-const RegisterDeviceCollective kRegistered(
-    {.name = "nccl", .device_kind = "cuda", .join = &Join, .identify = &Identify});
+const RegisterDeviceCollective kRegistered({.name = "nccl",
+                                            .device_kind = "cuda",
+                                            .join = &Join,
+                                            .identify = &NameOfGpu,
+                                            .alloc = &AllocNcclMemory});
 
 }  // namespace
 }  // namespace bitshard

@@ -9,9 +9,16 @@
 #include "kernels/base/check.h"
 #include "kernels/base/checked_math.h"
 #include "kernels/base/status_macros.h"
+#include "worker/collective/device_collective.h"
 #include "worker/device/device_groups.h"
 
 namespace bitshard {
+namespace {
+
+// Up to which a library may round up what it can share between ranks.
+constexpr uint64_t kSharedGranularity = uint64_t{2} << 20;
+
+}  // namespace
 
 DeviceBindContext::DeviceBindContext(const internal::ModelGraph& graph,
                                      const LoadedWeights& weights, const Options& options,
@@ -32,9 +39,11 @@ absl::StatusOr<std::unique_ptr<DeviceBindContext>> DeviceBindContext::Create(
   auto context =
       std::unique_ptr<DeviceBindContext>(new DeviceBindContext(graph, weights, options, stream));
   const uint64_t rows = static_cast<uint64_t>(options.max_step_tokens);
-  RETURN_IF_ERROR(context->PlanValues(rows, static_cast<uint64_t>(options.max_outputs)));
+  RETURN_IF_ERROR(context->PlanValues(rows, static_cast<uint64_t>(options.max_outputs),
+                                      /*sums_apart=*/options.world > 1));
   ASSIGN_OR_RETURN(uint8_t* const arena, context->Scratch(context->arena_bytes()));
   context->set_arena(arena);
+  if (options.world > 1) RETURN_IF_ERROR(context->MakeSums());
 
   const size_t count = weights.matrix_count();
   std::vector<bool> owned(count), reads_f32(count);
@@ -42,7 +51,12 @@ absl::StatusOr<std::unique_ptr<DeviceBindContext>> DeviceBindContext::Create(
     owned[i] = weights.device->matrix(static_cast<uint32_t>(i)) != nullptr;
     reads_f32[i] = owned[i] && weights.SpecOf(i).type == PackedSpec::Type::kF32;
   }
-  context->prepared_ = std::make_unique<PreparedPlan>(graph, context->groups(), owned, reads_f32);
+  const auto reads_a8 = [&](uint32_t weight, int64_t segment_cols) {
+    return context->kernels().ReadsA8(weights.device->matrix(weight)->spec, segment_cols,
+                                      options.activations);
+  };
+  context->prepared_ = std::make_unique<PreparedPlan>(graph, context->groups(), owned, reads_f32,
+                                                      /*segments=*/options.deterministic, reads_a8);
   ASSIGN_OR_RETURN(uint8_t* const forms, context->Scratch(context->prepared_->Place(rows)));
   context->prepared_->SetMemory(forms, rows, [&](uint32_t value) { return context->f32(value); });
   return context;
@@ -65,6 +79,14 @@ absl::StatusOr<const DeviceMatrix*> DeviceBindContext::Matrix(uint32_t weight) c
 absl::StatusOr<const float*> DeviceBindContext::Vector(uint32_t weight, int64_t width) const {
   RETURN_IF_ERROR(HostVector(weight, width).status());
   return weights_.device->vector(weight);
+}
+
+absl::Status DeviceBindContext::MakeSums() {
+  if (sums_bytes() == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(Claim(RoundUp(sums_bytes(), kSharedGranularity)));
+  ASSIGN_OR_RETURN(sums_, AllocCollectiveMemory(device(), sums_bytes()));
+  set_sums_arena(sums_.data());
+  return device().Fill(sums_.data(), 0, sums_.bytes(), stream_);
 }
 
 absl::StatusOr<uint8_t*> DeviceBindContext::Scratch(std::optional<uint64_t> bytes) {

@@ -37,8 +37,12 @@ class DeviceBindContext : public GraphValues {
   struct Options {
     Device* device = nullptr;  // outlives the context
     KvType cache_type = KvType::kBf16;
+    ActivationMode activations = ActivationMode::kA16;  // kA8, or fp16
     int64_t max_step_tokens = 0;
     int64_t max_outputs = 0;  // sampled tokens in a step
+    uint32_t world = 1;       // ranks that the sums go over
+    // Row-parallel matrices make int64 sums of segments; false: f32 sums of all their columns.
+    bool deterministic = true;
     // Most that workspace_bytes() may become.
     uint64_t max_workspace_bytes = std::numeric_limits<uint64_t>::max();
   };
@@ -60,6 +64,8 @@ class DeviceBindContext : public GraphValues {
   absl::StatusOr<const float*> Vector(uint32_t weight, int64_t width) const override;
 
   PreparedPlan& prepared() { return *prepared_; }
+  // Where the sums over ranks lie, the same on all of them; empty in a group of one.
+  const DeviceBuffer& sums() const { return sums_; }
 
   // Zeroed, 256-byte aligned, for the life of the context.
   absl::StatusOr<uint8_t*> Scratch(std::optional<uint64_t> bytes);
@@ -86,11 +92,13 @@ class DeviceBindContext : public GraphValues {
   DeviceBindContext(const internal::ModelGraph& graph, const LoadedWeights& weights,
                     const Options& options, DeviceStream& stream);
   absl::Status Claim(std::optional<uint64_t> bytes);
+  absl::Status MakeSums();
 
   const LoadedWeights& weights_;
   const Options options_;
   DeviceStream& stream_;
   std::unique_ptr<PreparedPlan> prepared_;
+  DeviceBuffer sums_;
   std::deque<DeviceBuffer> memory_;
   uint64_t workspace_bytes_ = 0, pinned_bytes_ = 0;
   struct NamedRope {

@@ -16,7 +16,9 @@
 #include "worker/device/device_bind_context.h"
 #include "worker/device/device_buckets.h"
 #include "worker/device/device_head.h"
+#include "worker/device/device_logits.h"
 #include "worker/device/device_op.h"
+#include "worker/device/device_profile.h"
 #include "worker/ops/sample.h"
 #include "worker/step/kernel_report.h"
 #include "worker/step/step_numerics.h"
@@ -25,6 +27,9 @@ namespace bitshard {
 namespace {
 
 using internal::NumericsOptions;
+
+const RegisterDeviceOp kLmHead(internal::Node::kLmHead, "lm_head", /*bind=*/nullptr);
+const RegisterDeviceOp kSample(internal::Node::kSample, "sample", /*bind=*/nullptr);
 
 constexpr uint64_t kLayerAlignment = 256;
 // Up to here kernels may differ from one power of two to the next.
@@ -39,19 +44,22 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
         device_(*device.device),
         use_(device.use),
         tap_(options.logits_tap),
-        use_graphs_(device.use_graphs),
+        profile_ops_(device.profile_ops),
+        use_graphs_(device.use_graphs && !device.profile_ops),
+        scan_(device.scan_logits),
+        deterministic_(!options.numerics.nondeterministic()),
         max_tokens_(options.numerics.max_step_tokens()) {}
 
   // Buffers go when nothing uses them any more.
   ~DeviceExecutor() override {
-    EndEpoch(nullptr);
+    EndEpoch(nullptr).IgnoreError();
     if (use_ != nullptr) use_->workspace_bytes = use_->pinned_bytes = 0;
   }
 
   absl::Status Bind(const StepRunner::Options& options, uint32_t world);
 
   absl::Status StartEpoch(Collective& collective, uint32_t blocks) override;
-  void EndEpoch(std::unique_ptr<Collective> collective) override;
+  absl::Status EndEpoch(std::unique_ptr<Collective> collective) override;
   absl::Status Run(StepState& step, StepProgress& progress) override;
   const float* final_hidden() const override { return hidden_.as<float>(); }
   bool TakeCacheAhead(uint32_t) override { return false; }
@@ -66,9 +74,12 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   }
   uint64_t WorkspaceBytes() const override { return context_->workspace_bytes(); }
   bool on_host() const override { return false; }
+  bool deterministic() const override { return deterministic_; }
 
  private:
   absl::Status Prepare(uint32_t blocks);
+  // All ranks add up in the same way, or none begins.
+  absl::Status CompareNumerics();
   absl::Status AllocateCache(uint32_t blocks);
   absl::Status CaptureGraphs();
   // A step of padding without a graph, with logits of `outputs` rows.
@@ -89,7 +100,9 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   Device& device_;
   DeviceMemoryUse* const use_;  // null: nobody asks
   const decltype(StepRunner::Options::logits_tap) tap_;
-  const bool use_graphs_;
+  const bool profile_ops_;
+  const bool use_graphs_, scan_;
+  const bool deterministic_;
   const int64_t max_tokens_;
   int64_t max_outputs_ = 0;
   DeviceBuckets buckets_{1, 1, 1};  // until the graph has been checked
@@ -101,13 +114,14 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   std::unique_ptr<DeviceHead> head_;
   int head_node_ = 0;
   std::unique_ptr<Op> sample_;
+  DeviceLogits* logits_ = nullptr;  // the op's
   std::unique_ptr<DeviceBatch> batch_;
   uint8_t* device_poisoned_ = nullptr;  // [max_tokens]
   DeviceBuffer poisoned_;               // the same on the host
   DeviceBuffer hidden_;                 // [max_tokens, hidden], on the host
   DeviceBuffer word_;                   // how far the device has come
   uint64_t* device_word_ = nullptr;
-  absl::Status lost_;  // the device's end, seen when an epoch ended
+  DeviceProfile profile_;
 
   // Of the running epoch.
   DeviceCollective* collective_ = nullptr;
@@ -120,9 +134,13 @@ absl::Status DeviceExecutor::Bind(const StepRunner::Options& options, uint32_t w
   DeviceBindContext::Options bind;
   bind.device = &device_;
   ASSIGN_OR_RETURN(bind.cache_type, CacheTypeOf(options.numerics));
+  if (options.numerics.activations() == NumericsOptions::ACTIVATIONS_A8)
+    bind.activations = ActivationMode::kA8;
   bind.max_step_tokens = max_tokens_;
   max_outputs_ = std::min<int64_t>(max_tokens_, options.numerics.max_slots());
   bind.max_outputs = max_outputs_;
+  bind.world = world;
+  bind.deterministic = deterministic_;
   bind.max_workspace_bytes = options.max_workspace_bytes;
   ASSIGN_OR_RETURN(stream_, device_.NewStream());
   ASSIGN_OR_RETURN(event_, device_.NewEvent());
@@ -148,7 +166,14 @@ absl::Status DeviceExecutor::Bind(const StepRunner::Options& options, uint32_t w
   sampler.world = static_cast<int>(world);
   sampler.isa = options.isa;
   sampler.pool = options.pool;
-  ASSIGN_OR_RETURN(sample_, MakeSampleOp(sampler, head_->logits(), this));
+  DeviceLogits::Options rows;
+  rows.sampler = sampler;
+  rows.logits = head_->logits();
+  rows.scan = scan_;
+  rows.await = [this] { return Await(); };
+  ASSIGN_OR_RETURN(std::unique_ptr<DeviceLogits> logits, DeviceLogits::Create(rows, *context_));
+  logits_ = logits.get();
+  ASSIGN_OR_RETURN(sample_, MakeSampleOp(sampler, std::move(logits), this));
 
   DeviceBatch::Limits limits;
   limits.tokens = max_tokens_;
@@ -169,6 +194,10 @@ absl::Status DeviceExecutor::Bind(const StepRunner::Options& options, uint32_t w
     use_->workspace_bytes = context_->workspace_bytes();
     use_->pinned_bytes = context_->pinned_bytes();
   }
+  const std::vector<NodeGroup>& groups = context_->groups();
+  const auto head = groups.begin() + static_cast<ptrdiff_t>(trunk_.size());
+  RETURN_IF_ERROR(
+      profile_.Bind(device_, graph_, {groups.begin(), head}, profile_ops_, options.profile));
   return device_.Sync(*stream_);
 }
 
@@ -179,17 +208,35 @@ absl::Status DeviceExecutor::StartEpoch(Collective& collective, uint32_t blocks)
         "this rank computes on a device and was given a communicator of the host's memory; all "
         "workers of a group need a --device of one kind");
   }
-  RETURN_IF_ERROR(lost_);
   *word_.as<uint64_t>() = 0;
   collective_->SetProgressWord(word_.as<uint64_t>());
   return Blame(Prepare(blocks));
 }
 
 absl::Status DeviceExecutor::Prepare(uint32_t blocks) {
+  RETURN_IF_ERROR(CompareNumerics());
+  if (context_->sums().bytes() > 0)
+    RETURN_IF_ERROR(collective_->OpenWindow(context_->sums(), *stream_));
   RETURN_IF_ERROR(context_->ClearAttentionScratch());
   RETURN_IF_ERROR(AllocateCache(blocks));
   if (use_graphs_) RETURN_IF_ERROR(CaptureGraphs());
   return device_.Sync(*stream_);
+}
+
+absl::Status DeviceExecutor::CompareNumerics() {
+  const uint8_t mine = deterministic_ ? 1 : 0;
+  std::vector<uint8_t> all(static_cast<size_t>(collective_->world()));
+  RETURN_IF_ERROR(collective_->AllGather(absl::MakeConstSpan(&mine, 1), absl::MakeSpan(all)));
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == mine) continue;
+    const auto name = [](bool deterministic) { return deterministic ? "int64" : "f32"; };
+    return absl::FailedPreconditionError(absl::StrCat(
+        "ranks disagree: rank ", collective_->rank(), " adds up in ", name(deterministic_),
+        ", rank ", rank, " in ", name(all[rank] != 0),
+        " (--deterministic of the coordinator): start all workers from one build and let one "
+        "coordinator assign them"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DeviceExecutor::AllocateCache(uint32_t blocks) {
@@ -250,6 +297,7 @@ absl::Status DeviceExecutor::RunPadding(int64_t tokens, int64_t max_context, int
   const DeviceStep step = StepOf(tokens, max_context);
   RETURN_IF_ERROR(EnqueueTrunk(step));
   RETURN_IF_ERROR(head_->Enqueue(batch_->sampled_rows(), outputs, step));
+  RETURN_IF_ERROR(logits_->EnqueueAll(outputs, step));
   return Await();
 }
 
@@ -280,8 +328,11 @@ DeviceStep DeviceExecutor::StepOf(int64_t tokens, int64_t max_context) const {
 absl::Status DeviceExecutor::EnqueueTrunk(const DeviceStep& step) {
   RETURN_IF_ERROR(
       device_.Fill(device_poisoned_, 0, static_cast<size_t>(step.tokens), *step.stream));
-  for (const std::unique_ptr<DeviceOp>& op : trunk_) RETURN_IF_ERROR(op->Enqueue(step));
-  return absl::OkStatus();
+  for (size_t i = 0; i < trunk_.size(); ++i) {
+    RETURN_IF_ERROR(profile_.BeginOp(i, *step.stream));
+    RETURN_IF_ERROR(trunk_[i]->Enqueue(step));
+  }
+  return profile_.BeginOp(trunk_.size(), *step.stream);
 }
 
 absl::Status DeviceExecutor::Await() {
@@ -300,6 +351,7 @@ absl::Status DeviceExecutor::Run(StepState& step, StepProgress& progress) {
 }
 
 absl::Status DeviceExecutor::RunOnDevice(StepState& step, StepProgress& progress) {
+  profile_.BeginStep();
   const int64_t count = step.count();
   __atomic_store_n(word_.as<uint64_t>(), uint64_t{0}, __ATOMIC_RELAXED);
   progress.device_op.store(word_.as<uint64_t>(), std::memory_order_release);
@@ -315,8 +367,10 @@ absl::Status DeviceExecutor::RunOnDevice(StepState& step, StepProgress& progress
   } else {
     RETURN_IF_ERROR(EnqueueTrunk(launch));
   }
-  RETURN_IF_ERROR(
-      head_->Enqueue(batch_->sampled_rows(), static_cast<int64_t>(step.sampled.size()), launch));
+  const int64_t sampled = static_cast<int64_t>(step.sampled.size());
+  RETURN_IF_ERROR(head_->Enqueue(batch_->sampled_rows(), sampled, launch));
+  RETURN_IF_ERROR(logits_->Enqueue(step.sample_rows, launch));
+  if (tap_) RETURN_IF_ERROR(logits_->EnqueueWhole(sampled, launch));
   RETURN_IF_ERROR(
       device_.Copy(poisoned_.data(), device_poisoned_, static_cast<size_t>(count), *stream_));
   if (step.reads_hidden) {
@@ -324,13 +378,17 @@ absl::Status DeviceExecutor::RunOnDevice(StepState& step, StepProgress& progress
                                  static_cast<size_t>(count * head_->hidden()) * sizeof(float),
                                  *stream_));
   }
+  RETURN_IF_ERROR(profile_.BeginOp(trunk_.size() + 1, *stream_));
   RETURN_IF_ERROR(Await());
+  RETURN_IF_ERROR(profile_.EndDevice());
   std::copy_n(poisoned_.data(), count, step.poisoned.data());
   for (size_t i = 0; tap_ && i < step.sampled.size(); ++i) {
     const size_t row = static_cast<size_t>(step.sampled[i]);
     Tap(step.sample_slots[i], static_cast<uint32_t>(step.positions[row]), static_cast<int64_t>(i));
   }
-  return sample_->Run(step);
+  RETURN_IF_ERROR(sample_->Run(step));
+  profile_.EndSampling();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<absl::Span<const float>> DeviceExecutor::Compute(
@@ -339,36 +397,35 @@ absl::StatusOr<absl::Span<const float>> DeviceExecutor::Compute(
   // Where these are among the scored ones, whose rows are on the device behind the sampled.
   const int64_t first = static_cast<int64_t>(step.sampled.size()) +
                         static_cast<int64_t>(tokens.data() - step.scored.data());
-  RETURN_IF_ERROR(head_->Enqueue(batch_->sampled_rows() + first, count,
-                                 StepOf(step.count(), /*max_context=*/0)));
+  const DeviceStep launch = StepOf(step.count(), /*max_context=*/0);
+  RETURN_IF_ERROR(head_->Enqueue(batch_->sampled_rows() + first, count, launch));
+  RETURN_IF_ERROR(logits_->EnqueueWhole(count, launch));
   RETURN_IF_ERROR(Await());
   for (int64_t i = 0; tap_ && i < count; ++i) {
     const ScoredToken& token = tokens[static_cast<size_t>(i)];
     Tap(token.slot, token.position, i);
   }
-  return absl::MakeConstSpan(head_->logits(), static_cast<size_t>(count * head_->vocab()));
+  return absl::MakeConstSpan(logits_->Row(0), static_cast<size_t>(count * head_->vocab()));
 }
 
 void DeviceExecutor::Tap(uint32_t slot, uint32_t position, int64_t row) const {
   tap_(slot, position,
-       absl::MakeConstSpan(head_->logits() + row * head_->vocab(),
+       absl::MakeConstSpan(logits_->Row(static_cast<size_t>(row)),
                            static_cast<size_t>(head_->vocab())));
 }
 
-void DeviceExecutor::EndEpoch(std::unique_ptr<Collective> collective) {
+absl::Status DeviceExecutor::EndEpoch(std::unique_ptr<Collective> collective) {
   // What was captured with the communicator goes before it; with it ends what still runs.
   graphs_.clear();
   if (collective != nullptr && collective_ != nullptr) collective_->SetProgressWord(nullptr);
   collective_ = nullptr;
   collective.reset();
-  if (stream_ != nullptr) {
-    // Another error was said when it came, or is of work that was cut off.
-    const absl::Status ended = device_.Sync(*stream_);
-    if (lost_.ok() && IsDeviceLost(ended)) lost_ = WithContext(ended, "when an epoch ended: ");
-  }
+  const absl::Status ended = stream_ == nullptr ? absl::OkStatus() : device_.Sync(*stream_);
   cache_ = DeviceBuffer();
   if (use_ != nullptr) use_->kv_cache_bytes = 0;
   layers_.clear();
+  // Another error was said when it came, or is of work that was cut off.
+  return IsDeviceLost(ended) ? WithContext(ended, "when an epoch ended: ") : absl::OkStatus();
 }
 
 std::vector<internal::KernelChoice> DeviceExecutor::Kernels() const {
@@ -390,10 +447,11 @@ absl::StatusOr<std::unique_ptr<GraphExecutor>> MakeDeviceExecutor(
     const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
     const DeviceOptions& device, const StepRunner::Options& options) {
   CHECK(device.device != nullptr && weights != nullptr && weights->device != nullptr);
-  if (options.numerics.activations() != NumericsOptions::ACTIVATIONS_A16) {
+  if (options.numerics.activations() != NumericsOptions::ACTIVATIONS_A16 &&
+      options.numerics.activations() != NumericsOptions::ACTIVATIONS_A8) {
     return absl::UnimplementedError(
         "numerics: on a device activations are fp16 with a power-of-two scale, which goes by the "
-        "name of a16; a8 and f32 are the CPU's: start the coordinator with --activations=a16, or "
+        "name of a16, or a8; f32 is the CPU's: start the coordinator with --activations=a16, or "
         "the workers with --device=cpu");
   }
   RETURN_IF_ERROR(CheckStepNumerics(plan, options.numerics));

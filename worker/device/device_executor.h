@@ -2,8 +2,9 @@
 //
 // A step is: its arrays in one copy; everything up to the last norm as one captured graph (of the
 // smallest bucket of tokens and context that holds it; long prefills without a graph); logits of
-// the rows that want them; one wait. The sampler does the rest on the host. Graphs are captured
-// when an epoch starts, for its communicator; after that nothing is allocated or captured.
+// the rows that want them and what the sampler must know of them (device_logits.h); one wait. The
+// sampler decides on the host. Graphs are captured when an epoch starts, for its communicator;
+// after that nothing is allocated or captured.
 //
 // Waits go through the communicator (DeviceCollective::Await), so that a peer that is gone ends
 // them. A word in the host's memory says how far the device has come.
@@ -26,11 +27,13 @@ struct DeviceOptions {
   Device* device = nullptr;        // outlives the executor
   DeviceMemoryUse* use = nullptr;  // likewise; null: nobody asks
   bool use_graphs = true;          // false: every step launch by launch; the bits are the same
+  bool profile_ops = false;        // likewise, and the profile is by ops (device_profile.h)
+  bool scan_logits = true;         // false: all logits go to the host; the results are the same
 };
 
 // `weights` were loaded through a sink of the device. From `options`: numerics, isa and pool (of
-// the sampler), max_workspace_bytes (of the device), logits_tap. UNIMPLEMENTED names what the
-// device cannot do: a node kind, a format, an activation mode.
+// the sampler), max_workspace_bytes (of the device), logits_tap, profile. UNIMPLEMENTED names what
+// the device cannot do: a node kind, a format, an activation mode.
 absl::StatusOr<std::unique_ptr<GraphExecutor>> MakeDeviceExecutor(
     const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
     const DeviceOptions& device, const StepRunner::Options& options);

@@ -17,11 +17,21 @@ bool IsResidualOf(const GraphView& graph, const Node* node, uint32_t value) {
          graph.reads(value) == 1;
 }
 
+bool IsNormOf(const Node* node, uint32_t value) {
+  return node != nullptr && node->has_rms_norm() && node->inputs_size() == 1 &&
+         node->outputs_size() == 1 && node->inputs(0) == value;
+}
+
 int CountFrom(const GraphView& graph, int first) {
   const Node* const head = graph.node(first);
   int count = 1;
   if (head->has_all_reduce() && head->outputs_size() == 1) {
-    return IsResidualOf(graph, graph.node(first + 1), head->outputs(0)) ? 2 : 1;
+    uint32_t sum = head->outputs(0);
+    if (IsResidualOf(graph, graph.node(first + 1), sum)) {
+      sum = graph.node(first + 1)->outputs(0);
+      ++count;
+    }
+    return IsNormOf(graph.node(first + count), sum) ? count + 1 : count;
   }
   if (!IsColumnParallel(head)) return 1;
   while (count < kMaxLinearMembers) {

@@ -1,5 +1,5 @@
-// lm_head on a device: logits of this rank's vocabulary rows for some of the step's rows, brought
-// to the host. Not part of captured graphs: it runs for as many rows as there are.
+// lm_head on a device: logits of this rank's vocabulary rows for some of the step's rows. Not part
+// of captured graphs: it runs for as many rows as there are.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class DeviceHead {
   // `rows`: on the device, indices into the step's rows, at most max_outputs. Once the stream has
   // passed, logits() holds [count, vocab()].
   virtual absl::Status Enqueue(const int32_t* rows, int64_t count, const DeviceStep& step) = 0;
-  virtual const float* logits() const = 0;  // pinned host memory
+  virtual const float* logits() const = 0;  // on the device
   virtual int64_t vocab() const = 0;        // this rank's; may be 0
   // Hidden states that it reads, on the device: [tokens, hidden()].
   virtual const float* input() const = 0;

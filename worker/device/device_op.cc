@@ -39,6 +39,10 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> BindDeviceGroup(const NodeGroup& group
                      " for devices; there are ", absl::StrJoin(RegisteredDeviceOps(), ", "),
                      "; --device=cpu has others"));
   }
+  if (it->second.bind == nullptr) {
+    return absl::UnimplementedError(absl::StrCat("graph node ", node.name(), ": on a device ",
+                                                 it->second.name, " must be among the last nodes"));
+  }
   absl::StatusOr<std::unique_ptr<DeviceOp>> op = it->second.bind(group, bind);
   if (!op.ok()) {
     return WithContext(op.status(), absl::StrCat("graph node ", node.name(), " (", it->second.name,

@@ -51,7 +51,8 @@ using BindDeviceOpFn = absl::StatusOr<std::unique_ptr<DeviceOp>> (*)(const NodeG
                                                                      DeviceBindContext& bind);
 
 // Before main: `const RegisterDeviceOp kRegistered(internal::Node::kEmbed, "embed", &Bind);`, by
-// the first node of a group.
+// the first node of a group. A null `bind`: the graph's last nodes, which the executor binds
+// itself.
 struct RegisterDeviceOp {
   RegisterDeviceOp(internal::Node::OpCase kind, const char* name, BindDeviceOpFn bind);
 };

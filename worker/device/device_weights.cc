@@ -8,6 +8,7 @@
 
 #include "kernels/base/checked_math.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/registry/device_kernels.h"
 
 namespace bitshard {
 namespace {
@@ -45,17 +46,8 @@ class DeviceWeightSink final : public WeightSink {
   }
 
   absl::StatusOr<uint64_t> Take(uint32_t weight, const PackedMatrix& matrix) override {
-    ASSIGN_OR_RETURN(const DeviceMatrixLayout layout, LayoutOnDevice(matrix.spec()));
-    DeviceWeights::Matrix& out = weights_->matrices_[weight];
-    absl::StatusOr<DeviceBuffer> blob = device_.Alloc(layout.bytes);
-    if (!blob.ok()) {
-      return WithContext(
-          blob.status(),
-          absl::StrCat("weights: ", weights_->bytes_, " bytes are on the device, the next matrix (",
-                       matrix.spec().Describe(), ", ", matrix.rows(), " x ", matrix.cols(),
-                       ") does not fit; use more workers, or a narrower weight format: "));
-    }
-    out.blob = *std::move(blob);
+    ASSIGN_OR_RETURN(const DeviceMatrixLayout layout, Place(weight, matrix.spec()));
+    const DeviceWeights::Matrix& out = weights_->matrices_[weight];
     for (uint64_t begin = 0; begin < layout.bytes; begin += staging_bytes_) {
       const uint64_t end = std::min<uint64_t>(layout.bytes, begin + staging_bytes_);
       RETURN_IF_ERROR(Send(out.blob.data() + begin, end - begin, [&](uint8_t* to) {
@@ -67,8 +59,18 @@ class DeviceWeightSink final : public WeightSink {
             });
       }));
     }
-    out.view = MatrixOnDevice(matrix, layout, out.blob.data());
-    weights_->bytes_ += layout.bytes;
+    return layout.bytes;
+  }
+
+  absl::StatusOr<uint64_t> Make(uint32_t weight, const PackedSpec& spec,
+                                const SyntheticSource& source) override {
+    if (device_.kernels() == nullptr) {
+      return absl::UnimplementedError(absl::StrCat("a device of kind ", device_.facts().kind,
+                                                   " cannot make synthetic weights"));
+    }
+    ASSIGN_OR_RETURN(const DeviceMatrixLayout layout, Place(weight, spec));
+    RETURN_IF_ERROR(device_.kernels()->MakeSynthetic(
+        spec, layout, source, weights_->matrices_[weight].blob.data(), *staging_[0].stream));
     return layout.bytes;
   }
 
@@ -100,6 +102,24 @@ class DeviceWeightSink final : public WeightSink {
   }
 
  private:
+  // Memory for the matrix, and its view.
+  absl::StatusOr<DeviceMatrixLayout> Place(uint32_t weight, const PackedSpec& spec) {
+    ASSIGN_OR_RETURN(const DeviceMatrixLayout layout, LayoutOnDevice(spec));
+    DeviceWeights::Matrix& out = weights_->matrices_[weight];
+    absl::StatusOr<DeviceBuffer> blob = device_.Alloc(layout.bytes);
+    if (!blob.ok()) {
+      return WithContext(
+          blob.status(),
+          absl::StrCat("weights: ", weights_->bytes_, " bytes are on the device, the next matrix (",
+                       spec.Describe(), ", ", spec.rows, " x ", spec.cols,
+                       ") does not fit; use more workers, or a narrower weight format: "));
+    }
+    out.blob = *std::move(blob);
+    out.view = MatrixOnDevice(spec, layout, out.blob.data());
+    weights_->bytes_ += layout.bytes;
+    return layout;
+  }
+
   struct Staging {
     DeviceBuffer memory;
     std::unique_ptr<DeviceStream> stream;  // of the copies from it

@@ -14,10 +14,11 @@ using internal::Node;
 constexpr uint64_t kAlignment = 256;
 
 struct Pieces {
-  uint64_t half = 0, scale = 0, run_sum = 0;  // bytes, rounded up
+  uint64_t half = 0, scale = 0, run_sum = 0, a8 = 0;  // bytes, rounded up
+  uint64_t bytes() const { return half + scale + run_sum + a8; }
 };
 
-std::optional<Pieces> PiecesOf(const DeviceActivations& form, uint64_t rows) {
+std::optional<Pieces> PiecesOf(const DeviceActivations& form, uint64_t rows, unsigned parts) {
   const auto piece = [rows](int64_t count, uint64_t element) -> std::optional<uint64_t> {
     const auto bytes = CheckedProduct({rows, static_cast<uint64_t>(count), element});
     if (!bytes.has_value() || *bytes > UINT64_MAX / 8) return std::nullopt;
@@ -26,14 +27,20 @@ std::optional<Pieces> PiecesOf(const DeviceActivations& form, uint64_t rows) {
   const auto half = piece(form.padded_cols, sizeof(uint16_t));
   const auto scale = piece(form.segments(), sizeof(float));
   const auto run_sum = piece(form.padded_cols / kLaneCols, sizeof(float));
-  if (!half.has_value() || !scale.has_value() || !run_sum.has_value()) return std::nullopt;
-  return Pieces{*half, *scale, *run_sum};
+  const auto a8 = piece(form.padded_cols / kTileCols, kA8RecordBytes);
+  if (!half.has_value() || !scale.has_value() || !run_sum.has_value() || !a8.has_value())
+    return std::nullopt;
+  Pieces pieces;
+  if (parts & PreparedPlan::kHalf) pieces = {*half, *scale, *run_sum};
+  if (parts & PreparedPlan::kA8) pieces.a8 = *a8;
+  return pieces;
 }
 
 }  // namespace
 
 PreparedPlan::PreparedPlan(const internal::ModelGraph& graph, absl::Span<const NodeGroup> groups,
-                           const std::vector<bool>& owned, const std::vector<bool>& reads_f32)
+                           const std::vector<bool>& owned, const std::vector<bool>& reads_f32,
+                           bool segments, const ReadsA8Fn& reads_a8)
     : needs_f32_(static_cast<size_t>(graph.values_size()), false) {
   std::vector<int> maker(needs_f32_.size(), 0);  // group, by value
   for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
@@ -48,7 +55,8 @@ PreparedPlan::PreparedPlan(const internal::ModelGraph& graph, absl::Span<const N
       const uint32_t weight = node.linear().weight();
       if (node.inputs_size() != 1 || weight >= owned.size() || !owned[weight]) continue;
       const uint32_t value = node.inputs(0);
-      const int64_t segment_cols = static_cast<int64_t>(node.linear().segment_cols());
+      const int64_t segment_cols =
+          segments ? static_cast<int64_t>(node.linear().segment_cols()) : 0;
       Entry* entry = nullptr;
       bool has_other_form = false;
       for (Entry& known : entries_) {
@@ -72,6 +80,7 @@ PreparedPlan::PreparedPlan(const internal::ModelGraph& graph, absl::Span<const N
         if (has_other_form) needs_f32_[value] = true;
       }
       entry->last = g;
+      entry->parts |= reads_a8 != nullptr && reads_a8(weight, segment_cols) ? kA8 : kHalf;
       if (reads_f32[weight]) entry->needs_f32 = needs_f32_[value] = true;
     }
   }
@@ -81,7 +90,7 @@ std::optional<uint64_t> PreparedPlan::Place(uint64_t rows) {
   uint64_t all = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
-    const std::optional<uint64_t> bytes = FormBytes(entry.prepared.form, rows);
+    const std::optional<uint64_t> bytes = FormBytes(entry.prepared.form, rows, entry.parts);
     if (!bytes.has_value()) return std::nullopt;
     entry.bytes = *bytes;
     // First fit among those that are alive together with it and have a place.
@@ -117,17 +126,22 @@ DevicePrepared* PreparedPlan::First(uint32_t value) {
   return nullptr;
 }
 
-std::optional<uint64_t> PreparedPlan::FormBytes(const DeviceActivations& form, uint64_t rows) {
-  const std::optional<Pieces> pieces = PiecesOf(form, rows);
+std::optional<uint64_t> PreparedPlan::FormBytes(const DeviceActivations& form, uint64_t rows,
+                                                unsigned parts) {
+  const std::optional<Pieces> pieces = PiecesOf(form, rows, parts);
   if (!pieces.has_value()) return std::nullopt;
-  return pieces->half + pieces->scale + pieces->run_sum;
+  return pieces->bytes();
 }
 
-void PreparedPlan::SetPointers(uint8_t* memory, uint64_t rows, DeviceActivations& form) {
-  const Pieces pieces = *PiecesOf(form, rows);
-  form.half = reinterpret_cast<uint16_t*>(memory);
-  form.scale = reinterpret_cast<float*>(memory + pieces.half);
-  form.run_sum = reinterpret_cast<float*>(memory + pieces.half + pieces.scale);
+void PreparedPlan::SetPointers(uint8_t* memory, uint64_t rows, DeviceActivations& form,
+                               unsigned parts) {
+  const Pieces pieces = *PiecesOf(form, rows, parts);
+  if (parts & kHalf) {
+    form.half = reinterpret_cast<uint16_t*>(memory);
+    form.scale = reinterpret_cast<float*>(memory + pieces.half);
+    form.run_sum = reinterpret_cast<float*>(memory + pieces.half + pieces.scale);
+  }
+  if (parts & kA8) form.a8 = memory + (pieces.bytes() - pieces.a8);
 }
 
 }  // namespace bitshard

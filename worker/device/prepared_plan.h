@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -26,10 +27,17 @@ struct DevicePrepared {
 
 class PreparedPlan {
  public:
+  // Which parts of a form are made: half with scale and run_sum, a8.
+  static constexpr unsigned kHalf = 1, kA8 = 2;
+  // (weight, segment_cols): whether the matrix reads a8 in such segments; nothing: none does.
+  using ReadsA8Fn = std::function<bool(uint32_t weight, int64_t segment_cols)>;
+
   // `reads_f32`: by weight, whether it is an f32 matrix. `owned`: by weight, whether this rank has
-  // any of it. REQUIRES: PlanBuffers has checked the graph.
+  // any of it. `segments`: row-parallel matrices read forms with a scale a segment; false: forms
+  // with one a row, like all others. REQUIRES: PlanBuffers has checked the graph.
   PreparedPlan(const internal::ModelGraph& graph, absl::Span<const NodeGroup> groups,
-               const std::vector<bool>& owned, const std::vector<bool>& reads_f32);
+               const std::vector<bool>& owned, const std::vector<bool>& reads_f32,
+               bool segments = true, const ReadsA8Fn& reads_a8 = nullptr);
 
   // Memory for `rows` rows of every form; nothing: it overflowed.
   std::optional<uint64_t> Place(uint64_t rows);
@@ -37,7 +45,7 @@ class PreparedPlan {
   template <typename F32>
   void SetMemory(uint8_t* memory, uint64_t rows, const F32& f32) {
     for (Entry& entry : entries_) {
-      SetPointers(memory + entry.offset, rows, entry.prepared.form);
+      SetPointers(memory + entry.offset, rows, entry.prepared.form, entry.parts);
       if (entry.needs_f32) entry.prepared.form.x = f32(entry.value);
     }
   }
@@ -50,13 +58,16 @@ class PreparedPlan {
   bool NeedsF32(uint32_t value) const { return needs_f32_[value]; }
 
   // Bytes of one form, and its pointers into so much memory.
-  static std::optional<uint64_t> FormBytes(const DeviceActivations& form, uint64_t rows);
-  static void SetPointers(uint8_t* memory, uint64_t rows, DeviceActivations& form);
+  static std::optional<uint64_t> FormBytes(const DeviceActivations& form, uint64_t rows,
+                                           unsigned parts = kHalf);
+  static void SetPointers(uint8_t* memory, uint64_t rows, DeviceActivations& form,
+                          unsigned parts = kHalf);
 
  private:
   struct Entry {
     uint32_t value = 0;
     DevicePrepared prepared;
+    unsigned parts = 0;
     bool needs_f32 = false;   // some matrix reads form.x
     int first = 0, last = 0;  // groups
     uint64_t offset = 0, bytes = 0;

@@ -77,7 +77,8 @@ absl::StatusOr<std::unique_ptr<WorkerDevice>> WorkerDevice::Open(const WorkerOpt
       "may_use_bytes={}",
       facts.kind, facts.index, facts.name, facts.architecture, facts.driver, memory.free_bytes,
       memory.total_bytes, bytes);
-  return std::unique_ptr<WorkerDevice>(new WorkerDevice(*std::move(device), bytes));
+  return std::unique_ptr<WorkerDevice>(
+      new WorkerDevice(*std::move(device), bytes, options.profile_ops));
 }
 
 void WorkerDevice::Describe(internal::Register& out) const {
@@ -89,11 +90,7 @@ void WorkerDevice::Describe(internal::Register& out) const {
   // Never that of a CPU, which is hex digits. How tensor cores add is the architecture's own.
   out.set_numerics_digest(
       absl::StrCat(facts.kind, " ", facts.architecture, " fp16 v", kNumericsVersion));
-  std::vector<std::string> ops = RegisteredDeviceOps();
-  ops.push_back("lm_head");
-  ops.push_back("sample");
-  std::sort(ops.begin(), ops.end());
-  for (std::string& op : ops) out.add_ops(std::move(op));
+  for (std::string& op : RegisteredDeviceOps()) out.add_ops(std::move(op));
   for (const std::string& name : DeviceCollectives(facts.kind)) out.add_collectives(name);
   out.set_device_id(DeviceIdentity(*device_));
 }
@@ -115,9 +112,11 @@ absl::StatusOr<std::unique_ptr<StepRunner>> WorkerDevice::Bind(
     StepRunner::Options options) {
   const uint64_t weight_bytes = weights->device->bytes();
   options.max_workspace_bytes = memory_bytes_ - std::min(memory_bytes_, weight_bytes);
-  ASSIGN_OR_RETURN(std::unique_ptr<StepRunner> runner,
-                   BindRunnerOnDevice(plan, std::move(weights),
-                                      {.device = device_.get(), .use = &use_}, options));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<StepRunner> runner,
+      BindRunnerOnDevice(plan, std::move(weights),
+                         {.device = device_.get(), .use = &use_, .profile_ops = profile_ops_},
+                         options));
   const DeviceMemoryNeed need = {.weight_bytes = weight_bytes,
                                  .kv_bytes = runner->CacheBytesPerBlock(),
                                  .workspace_bytes = runner->WorkspaceBytes()};

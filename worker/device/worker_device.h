@@ -31,6 +31,8 @@ class WorkerDevice {
   // serve and what to try.
   static absl::StatusOr<std::unique_ptr<WorkerDevice>> Open(const WorkerOptions& options);
 
+  const DeviceFacts& facts() const { return device_->facts(); }
+
   // Device, architecture, memory, bandwidth, numerics, ops and collectives.
   void Describe(internal::Register& out) const;
 
@@ -50,11 +52,12 @@ class WorkerDevice {
   void AddMemory(internal::MemoryReport& report) const;
 
  private:
-  WorkerDevice(std::unique_ptr<Device> device, uint64_t memory_bytes)
-      : device_(std::move(device)), memory_bytes_(memory_bytes) {}
+  WorkerDevice(std::unique_ptr<Device> device, uint64_t memory_bytes, bool profile_ops)
+      : device_(std::move(device)), memory_bytes_(memory_bytes), profile_ops_(profile_ops) {}
 
   const std::unique_ptr<Device> device_;
   const uint64_t memory_bytes_;  // that it may use
+  const bool profile_ops_;
   DeviceMemoryUse use_;
 };
 

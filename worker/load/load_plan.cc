@@ -102,8 +102,22 @@ absl::StatusOr<CheckedPart> CheckPart(const TensorLoad& load, int i, const Check
   return checked;
 }
 
+absl::StatusOr<CheckedTensor> WithArenaBytes(CheckedTensor tensor) {
+  if (tensor.is_matrix) {
+    const PackedSpec spec = tensor.format->Canonical(tensor.source_cols, tensor.slice);
+    ASSIGN_OR_RETURN(tensor.arena_bytes, PackedBytes(spec));
+    if (tensor.parts.empty()) RETURN_IF_ERROR(CheckSynthetic(spec));
+  } else {
+    const auto bytes = CheckedMul(tensor.slice.cols(), sizeof(float));
+    if (!bytes) return Contradiction(*tensor.load, "sizes overflow");
+    tensor.arena_bytes = *bytes;
+  }
+  return tensor;
+}
+
 absl::StatusOr<CheckedTensor> CheckTensor(const TensorLoad& load, const internal::Weight& weight,
-                                          Use use, const std::vector<SourceFile>& files) {
+                                          Use use, const std::vector<SourceFile>& files,
+                                          bool synthetic) {
   if (load.row_begin() > load.row_end() || load.row_end() > load.rows() ||
       load.col_begin() > load.col_end() || load.col_end() > load.cols()) {
     return Contradiction(load, "its slice does not lie inside of it");
@@ -122,6 +136,11 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorLoad& load, const internal
   }
   if (!tensor.is_matrix && rows != 1) return Contradiction(load, "a vector has one row");
   ASSIGN_OR_RETURN(tensor.format, GetFormat(load.format()));
+  if (synthetic) {
+    if (load.parts_size() > 0) return Contradiction(load, "a synthetic weight has no parts");
+    RETURN_IF_ERROR(StoredBytes(*tensor.format, load.rows(), load.cols()).status());
+    return WithArenaBytes(std::move(tensor));
+  }
   if (static_cast<size_t>(load.parts_size()) != tensor.format->part_count()) {
     return Contradiction(load, absl::StrCat("it has ", load.parts_size(), " parts, ", load.format(),
                                             " has ", tensor.format->part_count()));
@@ -136,21 +155,17 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorLoad& load, const internal
     tensor.read_bytes = *sum;
     tensor.parts.push_back(std::move(part));
   }
-  if (tensor.is_matrix) {
-    ASSIGN_OR_RETURN(tensor.arena_bytes,
-                     PackedBytes(tensor.format->Canonical(tensor.source_cols, tensor.slice)));
-  } else {
-    tensor.arena_bytes = cols * sizeof(float);  // cols bytes at least were in the file
-  }
-  return tensor;
+  return WithArenaBytes(std::move(tensor));
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckedLoadPlan>> CheckLoadPlan(const internal::RankPlan& plan) {
   const internal::ModelGraph& graph = plan.graph();
+  const bool synthetic = plan.load().has_synthetic_seed();
   ASSIGN_OR_RETURN(const std::vector<Use> uses, UsesOfWeights(graph));
   auto checked = std::make_unique<CheckedLoadPlan>();
+  if (synthetic) checked->synthetic_seed = plan.load().synthetic_seed();
   checked->files.reserve(static_cast<size_t>(plan.load().files_size()));  // readers point at them
   for (const internal::SourceFile& file : plan.load().files()) {
     ASSIGN_OR_RETURN(SourceFile opened, SourceFile::Open(file.path(), file.size_bytes()));
@@ -164,7 +179,7 @@ absl::StatusOr<std::unique_ptr<CheckedLoadPlan>> CheckLoadPlan(const internal::R
     const internal::Weight& weight = graph.weights(static_cast<int>(load.weight()));
     if (weight.rows() == 0 || weight.cols() == 0) continue;
     ASSIGN_OR_RETURN(CheckedTensor tensor,
-                     CheckTensor(load, weight, uses[load.weight()], checked->files));
+                     CheckTensor(load, weight, uses[load.weight()], checked->files, synthetic));
     const std::optional<uint64_t> read = CheckedAdd(checked->read_bytes, tensor.read_bytes);
     const std::optional<uint64_t> arena = CheckedAdd(checked->arena_bytes, tensor.arena_bytes);
     if (!read.has_value() || !arena.has_value()) return Contradiction(load, "sizes overflow");
@@ -184,6 +199,7 @@ absl::StatusOr<std::unique_ptr<CheckedLoadPlan>> CheckLoadPlan(const internal::R
         absl::StrCat("load plan: it claims ", plan.load().read_bytes(), " bytes, its ranges have ",
                      checked->read_bytes));
   }
+  if (synthetic) return checked;
   std::stable_sort(checked->tensors.begin(), checked->tensors.end(),
                    [](const CheckedTensor& a, const CheckedTensor& b) {
                      const internal::PartLoad& x = a.load->parts(0);

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 #include "kernels/formats/format.h"
+#include "kernels/tensor/synthetic.h"
 #include "proto/graph.pb.h"
 #include "worker/load/source_file.h"
 
@@ -22,11 +25,11 @@ struct CheckedTensor {
   uint32_t weight = 0;
   bool is_matrix = false;
   const WeightFormat* format = nullptr;
-  uint64_t source_cols = 0;  // of the whole stored weight
-  MatrixSlice slice;         // the rank's
-  std::vector<CheckedPart> parts;
-  uint64_t read_bytes = 0;   // of all parts
-  uint64_t arena_bytes = 0;  // in canonical form
+  uint64_t source_cols = 0;        // of the whole stored weight
+  MatrixSlice slice;               // the rank's
+  std::vector<CheckedPart> parts;  // none of a synthetic weight
+  uint64_t read_bytes = 0;         // of all parts
+  uint64_t arena_bytes = 0;        // in canonical form
 };
 
 struct CheckedLoadPlan {
@@ -35,6 +38,7 @@ struct CheckedLoadPlan {
       tensors;  // without those of which the rank owns nothing; in the order of the files
   uint64_t read_bytes = 0;
   uint64_t arena_bytes = 0;
+  std::optional<uint64_t> synthetic_seed;
 };
 
 // Opens the files. Errors as LoadWeights. The result keeps pointers into `plan`.

@@ -4,14 +4,18 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
+#include "kernels/base/check.h"
 #include "kernels/base/checked_math.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
+#include "kernels/tensor/packed_sizes.h"
+#include "kernels/tensor/synthetic.h"
 #include "worker/load/load_plan.h"
 
 namespace bitshard {
@@ -35,9 +39,18 @@ struct Chunk {
   uint64_t row_end = 0;
 };
 
-// Bytes read for a row, about: of some parts rows share words.
+// What the progress counts: bytes read, or made of a synthetic weight.
+uint64_t WorkBytes(const CheckedTensor& tensor) {
+  return tensor.parts.empty() ? tensor.arena_bytes : tensor.read_bytes;
+}
+
+// Of a row, about: of some parts rows share words.
 uint64_t RowBytes(const CheckedTensor& tensor) {
-  return std::max<uint64_t>(1, tensor.read_bytes / tensor.slice.rows());
+  return std::max<uint64_t>(1, WorkBytes(tensor) / tensor.slice.rows());
+}
+
+PackedSpec SpecOf(const CheckedTensor& tensor) {
+  return tensor.format->Canonical(tensor.source_cols, tensor.slice);
 }
 
 // A run of the rank's rows as a slice of the whole weight.
@@ -62,38 +75,42 @@ std::vector<Chunk> CutIntoChunks(absl::Span<const CheckedTensor> tensors) {
 }
 
 // What tiles have beyond the matrix's own rows and columns.
-uint64_t PaddingBytes(const PackedMatrix& matrix) {
-  const bool is_int = matrix.spec().type == PackedSpec::Type::kInt;
-  const uint64_t rows = matrix.spec().rows, cols = matrix.spec().cols;
-  const uint64_t tile_rows = static_cast<uint64_t>(matrix.row_tiles() * kTileRows);
+uint64_t PaddingBytes(const PackedSpec& spec) {
+  const auto sizes = SizesOf(spec);
+  CHECK_OK(sizes.status());  // the plan was checked
+  const bool is_int = spec.type == PackedSpec::Type::kInt;
+  const uint64_t rows = spec.rows, cols = spec.cols;
+  const uint64_t tile_rows = RoundUp(rows, kTileRows);
   const uint64_t tile_cols = RoundUp(cols, is_int ? kTileCols : kLaneCols);
-  const uint64_t codes = static_cast<uint64_t>(matrix.tile_bytes() * matrix.row_tiles());
+  const uint64_t codes = sizes->code_bytes;
   const uint64_t bits_a_value = 8 * codes / (tile_rows * tile_cols);
   const uint64_t own_codes = rows * cols * bits_a_value / 8;
-  const uint64_t scales = matrix.bytes() - codes;
+  const uint64_t scales = sizes->scale_bytes + sizes->nested_bytes;
   // Scales that rows share have none for padded rows.
-  const uint64_t own_scales = matrix.spec().block_rows == 1 ? scales * rows / tile_rows : scales;
+  const uint64_t own_scales = spec.block_rows == 1 ? scales * rows / tile_rows : scales;
   return codes - own_codes + scales - own_scales;
 }
 
 class Loader {
  public:
-  Loader(const CheckedLoadPlan& plan, size_t weights, ThreadPool& pool,
+  Loader(const CheckedLoadPlan& plan, const internal::ModelGraph& graph, ThreadPool& pool,
          const LoadProgressFn& progress)
       : plan_(plan),
+        graph_(graph),
         pool_(pool),
         progress_(progress),
         strip_bytes_(
             std::min(kMaxStripBytes, kStripBytesTotal / static_cast<uint64_t>(pool.threads()))),
         strips_(static_cast<size_t>(pool.threads())),
         result_(std::make_shared<LoadedWeights>()),
-        builders_(weights) {
-    result_->matrices.resize(weights);
-    result_->vectors.resize(weights);
+        builders_(static_cast<size_t>(graph.weights_size())) {
+    result_->matrices.resize(builders_.size());
+    result_->vectors.resize(builders_.size());
+    for (const CheckedTensor& tensor : plan.tensors) total_bytes_ += WorkBytes(tensor);
   }
 
   absl::StatusOr<std::shared_ptr<const LoadedWeights>> Load(WeightSink* sink) {
-    if (progress_) progress_(0, plan_.read_bytes);
+    if (progress_) progress_(0, total_bytes_);
     if (sink == nullptr) {
       RETURN_IF_ERROR(LoadAll());
     } else {
@@ -102,7 +119,7 @@ class Loader {
     result_->read_us = static_cast<uint64_t>(read_ns_ / 1000);
     result_->pack_us = static_cast<uint64_t>(pack_ns_ / 1000);
     absl::MutexLock lock(&mu_);
-    result_->read_bytes = done_bytes_;
+    if (!plan_.synthetic_seed) result_->read_bytes = done_bytes_;
     return std::shared_ptr<const LoadedWeights>(std::move(result_));
   }
 
@@ -118,7 +135,7 @@ class Loader {
     for (const CheckedTensor& tensor : plan_.tensors) {
       if (!tensor.is_matrix) continue;
       result_->matrices[tensor.weight] = std::move(*builders_[tensor.weight]).Build();
-      result_->padding_bytes += PaddingBytes(result_->matrices[tensor.weight]);
+      result_->padding_bytes += PaddingBytes(SpecOf(tensor));
     }
     // Pages that hold nothing but padding too: no step meets a page for the first time.
     result_->arena->Touch();
@@ -130,15 +147,21 @@ class Loader {
   absl::Status LoadAway(WeightSink& sink) {
     result_->moved.resize(builders_.size());
     for (const CheckedTensor& tensor : plan_.tensors) {
-      RETURN_IF_ERROR(LoadTensors(absl::MakeConstSpan(&tensor, 1), /*arena=*/nullptr));
-      if (!tensor.is_matrix) continue;
-      const PackedMatrix matrix = std::move(*builders_[tensor.weight]).Build();
-      builders_[tensor.weight].reset();
-      LoadedWeights::MovedMatrix& moved = result_->moved[tensor.weight];
-      moved.spec = matrix.spec();
-      ASSIGN_OR_RETURN(moved.bytes, sink.Take(tensor.weight, matrix));
-      result_->arena_bytes += moved.bytes;
-      result_->padding_bytes += PaddingBytes(matrix);
+      const PackedSpec spec = SpecOf(tensor);
+      uint64_t bytes = 0;
+      if (tensor.is_matrix && plan_.synthetic_seed) {
+        ASSIGN_OR_RETURN(bytes, sink.Make(tensor.weight, spec, SourceOf(tensor)));
+        AddDone(WorkBytes(tensor));
+      } else {
+        RETURN_IF_ERROR(LoadTensors(absl::MakeConstSpan(&tensor, 1), /*arena=*/nullptr));
+        if (!tensor.is_matrix) continue;
+        const PackedMatrix matrix = std::move(*builders_[tensor.weight]).Build();
+        builders_[tensor.weight].reset();
+        ASSIGN_OR_RETURN(bytes, sink.Take(tensor.weight, matrix));
+      }
+      result_->moved[tensor.weight] = {spec, bytes};
+      result_->arena_bytes += bytes;
+      result_->padding_bytes += PaddingBytes(spec);
     }
     result_->arena_bytes += result_->vector_bytes;
     ASSIGN_OR_RETURN(result_->device, sink.Finish(result_->vectors));
@@ -148,8 +171,7 @@ class Loader {
   absl::Status LoadTensors(absl::Span<const CheckedTensor> tensors, MemoryArena* arena) {
     for (const CheckedTensor& tensor : tensors) {
       if (tensor.is_matrix) {
-        builders_[tensor.weight] = std::make_unique<PackedMatrixBuilder>(
-            tensor.format->Canonical(tensor.source_cols, tensor.slice), arena);
+        builders_[tensor.weight] = std::make_unique<PackedMatrixBuilder>(SpecOf(tensor), arena);
       } else {
         result_->vectors[tensor.weight].resize(tensor.slice.cols());
         result_->vector_bytes += tensor.arena_bytes;
@@ -159,11 +181,42 @@ class Loader {
     pool_.ParallelFor(static_cast<int64_t>(chunks.size()), [&](int64_t i, int thread) {
       if (failed_.load(std::memory_order_relaxed)) return;
       const Chunk& chunk = chunks[static_cast<size_t>(i)];
+      if (plan_.synthetic_seed) return MakeChunk(chunk);
       const absl::Status status = LoadChunk(chunk, strips_[static_cast<size_t>(thread)]);
       if (!status.ok()) Fail(chunk, status);
     });
     absl::MutexLock lock(&mu_);
     return error_;
+  }
+
+  SyntheticSource SourceOf(const CheckedTensor& tensor) const {
+    return SyntheticSourceOf(*plan_.synthetic_seed, NameOf(tensor), SpecOf(tensor),
+                             tensor.source_cols, tensor.slice.row_begin, tensor.slice.col_begin);
+  }
+
+  const std::string& NameOf(const CheckedTensor& tensor) const {
+    return graph_.weights(static_cast<int>(tensor.weight)).name();
+  }
+
+  void MakeChunk(const Chunk& chunk) {
+    const CheckedTensor& tensor = *chunk.tensor;
+    const Clock::time_point begin = Clock::now();
+    if (tensor.is_matrix) {
+      FillSyntheticRows(SourceOf(tensor), chunk.row_begin, chunk.row_end,
+                        *builders_[tensor.weight]);
+    } else {
+      FillSyntheticVector(*plan_.synthetic_seed, NameOf(tensor), tensor.slice.col_begin,
+                          tensor.slice.cols(), result_->vectors[tensor.weight].data());
+    }
+    pack_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
+    const uint64_t rows = tensor.slice.rows();
+    AddDone(WorkBytes(tensor) * chunk.row_end / rows - WorkBytes(tensor) * chunk.row_begin / rows);
+  }
+
+  void AddDone(uint64_t bytes) {
+    absl::MutexLock lock(&mu_);
+    done_bytes_ += bytes;
+    if (progress_) progress_(done_bytes_, total_bytes_);
   }
 
   absl::Status LoadChunk(const Chunk& chunk, std::vector<uint8_t>& strip) {
@@ -184,10 +237,7 @@ class Loader {
       }
       read_ns_ += std::chrono::nanoseconds(have - begin).count();
       pack_ns_ += std::chrono::nanoseconds(Clock::now() - have).count();
-      const uint64_t bytes = BytesUpTo(tensor, row + rows) - BytesUpTo(tensor, row);
-      absl::MutexLock lock(&mu_);
-      done_bytes_ += bytes;
-      if (progress_) progress_(done_bytes_, plan_.read_bytes);
+      AddDone(BytesUpTo(tensor, row + rows) - BytesUpTo(tensor, row));
     }
     return absl::OkStatus();
   }
@@ -229,7 +279,7 @@ class Loader {
   // Vectors are short: packed like a matrix of one row, then taken out as f32.
   absl::Status LoadVector(const CheckedTensor& tensor,
                           const std::vector<absl::Span<const uint8_t>>& parts) {
-    PackedMatrixBuilder builder(tensor.format->Canonical(tensor.source_cols, tensor.slice));
+    PackedMatrixBuilder builder(SpecOf(tensor));
     RETURN_IF_ERROR(
         tensor.format->ToCanonical(parts, tensor.source_cols, tensor.slice, 0, builder));
     std::move(builder).Build().RowToF32(0, result_->vectors[tensor.weight].data());
@@ -250,12 +300,14 @@ class Loader {
   }
 
   const CheckedLoadPlan& plan_;
+  const internal::ModelGraph& graph_;
   ThreadPool& pool_;
   const LoadProgressFn& progress_;
   const uint64_t strip_bytes_;
   std::vector<std::vector<uint8_t>> strips_;  // by thread
   std::shared_ptr<LoadedWeights> result_;
   std::vector<std::unique_ptr<PackedMatrixBuilder>> builders_;  // by weight
+  uint64_t total_bytes_ = 0;                                    // WorkBytes of all
   std::atomic<bool> failed_{false};
   std::atomic<int64_t> read_ns_{0}, pack_ns_{0};
   absl::Mutex mu_;
@@ -277,8 +329,7 @@ absl::StatusOr<std::shared_ptr<const LoadedWeights>> LoadWeights(const internal:
                      " bytes, this worker may use ", max_arena_bytes,
                      "; raise --memory, use more workers or a narrower weight format"));
   }
-  return Loader(*checked, static_cast<size_t>(plan.graph().weights_size()), pool, progress)
-      .Load(sink);
+  return Loader(*checked, plan.graph(), pool, progress).Load(sink);
 }
 
 }  // namespace bitshard

@@ -1,6 +1,7 @@
 // LoadPlan -> this rank's weights in canonical form. Reads only the plan's ranges (pread, counted),
 // packs strip by strip while reading, several threads. Beyond the weights themselves it holds one
-// strip a thread, 32 MiB at most; what a sink takes leaves a matrix at a time.
+// strip a thread, 32 MiB at most; what a sink takes leaves a matrix at a time. Synthetic weights
+// (kernels/tensor/synthetic.h) are made in place instead of read.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "kernels/base/thread_pool.h"
 #include "kernels/tensor/mapped_memory.h"
 #include "kernels/tensor/packed_matrix.h"
+#include "kernels/tensor/synthetic_values.h"
 #include "proto/graph.pb.h"
 
 namespace bitshard {
@@ -28,6 +30,9 @@ class WeightSink {
   virtual ~WeightSink() = default;
   // The matrix is dropped after the call. Returns the bytes that it takes where it went.
   virtual absl::StatusOr<uint64_t> Take(uint32_t weight, const PackedMatrix& matrix) = 0;
+  // A matrix that the sink makes itself, and the host never holds.
+  virtual absl::StatusOr<uint64_t> Make(uint32_t weight, const PackedSpec& spec,
+                                        const SyntheticSource& source) = 0;
   // After the last one; `vectors` is indexed like the graph's weights.
   virtual absl::StatusOr<std::shared_ptr<const DeviceWeights>> Finish(
       const std::vector<std::vector<float>>& vectors) = 0;
@@ -62,11 +67,11 @@ class LoadedWeights {
   uint64_t vector_bytes = 0;   // of arena_bytes: the vectors, which lie on the heap
   uint64_t padding_bytes = 0;  // of arena_bytes: rows and columns that fill up tiles
   uint64_t read_bytes = 0;     // what pread returned, all ranges
-  // Time in reads and in packing, all threads together.
+  // Time in reads and in packing (or making), all threads together.
   uint64_t read_us = 0, pack_us = 0;
 };
 
-// Called by one thread at a time, `done_bytes` never falls.
+// Called by one thread at a time, `done_bytes` never falls. Bytes read; of synthetic weights, made.
 using LoadProgressFn = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
 
 // DATA_LOSS when a file is shorter than planned or has changed size, NOT_FOUND when it is gone

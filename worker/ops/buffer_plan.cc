@@ -55,10 +55,6 @@ absl::StatusOr<uint64_t> ValueBytes(const Value& value, bool is_logits, uint64_t
   return RoundUp(*bytes, kAlignment);
 }
 
-bool IsIntegers(const Value& value) {
-  return value.type() == Value::SEGMENT_SUM || value.type() == Value::RAW_BITS;
-}
-
 bool MayWriteOverFirstInput(const Node& node) {
   return node.has_rope() || node.has_gated_act() || node.has_residual_add();
 }
@@ -66,10 +62,11 @@ bool MayWriteOverFirstInput(const Node& node) {
 class Planner {
  public:
   Planner(const internal::ModelGraph& graph, uint64_t max_step_tokens, uint64_t max_outputs,
-          absl::Span<const NodeGroup> groups)
+          absl::Span<const NodeGroup> groups, bool sums_apart)
       : graph_(graph),
         max_step_tokens_(max_step_tokens),
         max_outputs_(max_outputs),
+        sums_apart_(sums_apart),
         lives_(static_cast<size_t>(graph.values_size())),
         groups_(groups.begin(), groups.end()) {
     for (int n = 0; groups.empty() && n < graph.nodes_size(); ++n) groups_.push_back({.first = n});
@@ -105,7 +102,8 @@ class Planner {
     }
     for (size_t v = 0; v < lives_.size(); ++v) {
       const Life& life = lives_[v];
-      if (life.writer >= 0 && life.reads == 0 && IsIntegers(graph_.values(static_cast<int>(v)))) {
+      if (life.writer >= 0 && life.reads == 0 &&
+          IsSumOverRanks(graph_.values(static_cast<int>(v)))) {
         return absl::InvalidArgumentError(absl::StrCat("graph: node ",
                                                        graph_.nodes(life.writer).name(),
                                                        " writes sums that no AllReduce reads"));
@@ -148,7 +146,7 @@ class Planner {
           absl::StrCat("graph: node ", node.name(), " reads value ", value,
                        ", logits of the sampled tokens alone; only Sample may"));
     }
-    if (!IsIntegers(graph_.values(static_cast<int>(value)))) return absl::OkStatus();
+    if (!IsSumOverRanks(graph_.values(static_cast<int>(value)))) return absl::OkStatus();
     if (!node.has_all_reduce() || life.reads != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "graph: node ", node.name(), " reads value ", value, ", sums of this rank alone; ",
@@ -174,6 +172,10 @@ class Planner {
     return true;
   }
 
+  bool InSumsArena(size_t value) const {
+    return sums_apart_ && IsSumOverRanks(graph_.values(static_cast<int>(value)));
+  }
+
   // First fit among the values that are alive; they are few.
   void Place(uint32_t value, const std::vector<bool>& alive) {
     struct Taken {
@@ -181,7 +183,8 @@ class Planner {
     };
     std::vector<Taken> taken;
     for (size_t v = 0; v < lives_.size(); ++v) {
-      if (alive[v]) taken.push_back({plan_.offsets[v], plan_.offsets[v] + lives_[v].bytes});
+      if (alive[v] && InSumsArena(v) == InSumsArena(value))
+        taken.push_back({plan_.offsets[v], plan_.offsets[v] + lives_[v].bytes});
     }
     std::sort(taken.begin(), taken.end(),
               [](const Taken& a, const Taken& b) { return a.begin < b.begin; });
@@ -191,11 +194,13 @@ class Planner {
       offset = std::max(offset, other.end);
     }
     plan_.offsets[value] = offset;
-    plan_.arena_bytes = std::max(plan_.arena_bytes, offset + lives_[value].bytes);
+    uint64_t& bytes = InSumsArena(value) ? plan_.sums_bytes : plan_.arena_bytes;
+    bytes = std::max(bytes, offset + lives_[value].bytes);
   }
 
   const internal::ModelGraph& graph_;
   const uint64_t max_step_tokens_, max_outputs_;
+  const bool sums_apart_;
   std::vector<Life> lives_;
   std::vector<NodeGroup> groups_;
   BufferPlan plan_;
@@ -203,9 +208,14 @@ class Planner {
 
 }  // namespace
 
+bool IsSumOverRanks(const Value& value) {
+  return value.type() == Value::SEGMENT_SUM || value.type() == Value::RAW_BITS;
+}
+
 absl::StatusOr<BufferPlan> PlanBuffers(const internal::ModelGraph& graph, uint64_t max_step_tokens,
-                                       uint64_t max_outputs, absl::Span<const NodeGroup> groups) {
-  return Planner(graph, max_step_tokens, max_outputs, groups).Plan();
+                                       uint64_t max_outputs, absl::Span<const NodeGroup> groups,
+                                       bool sums_apart) {
+  return Planner(graph, max_step_tokens, max_outputs, groups, sums_apart).Plan();
 }
 
 }  // namespace bitshard

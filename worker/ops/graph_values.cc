@@ -31,13 +31,15 @@ absl::Status CheckFrame(const internal::ModelGraph& graph) {
 
 }  // namespace
 
-absl::Status GraphValues::PlanValues(uint64_t max_step_tokens, uint64_t max_outputs) {
+absl::Status GraphValues::PlanValues(uint64_t max_step_tokens, uint64_t max_outputs,
+                                     bool sums_apart) {
   RETURN_IF_ERROR(CheckFrame(graph_));
   if (vectors_.size() != static_cast<size_t>(graph_.weights_size())) {
     return absl::InvalidArgumentError(absl::StrCat("graph has ", graph_.weights_size(),
                                                    " weights, loaded are ", vectors_.size()));
   }
-  ASSIGN_OR_RETURN(plan_, PlanBuffers(graph_, max_step_tokens, max_outputs, groups_));
+  ASSIGN_OR_RETURN(plan_, PlanBuffers(graph_, max_step_tokens, max_outputs, groups_, sums_apart));
+  sums_apart_ = sums_apart;
   cache_layers_.resize(graph_.kv_layers());
   has_cache_layer_.resize(graph_.kv_layers(), false);
   return absl::OkStatus();

@@ -61,19 +61,27 @@ class GraphValues {
               std::vector<NodeGroup> groups)
       : graph_(graph), vectors_(vectors), groups_(std::move(groups)) {}
 
-  // The graph's frame, and as PlanBuffers. `set_arena` comes before the first f32 or i64.
-  absl::Status PlanValues(uint64_t max_step_tokens, uint64_t max_outputs);
+  // The graph's frame, and as PlanBuffers. `set_arena` comes before the first f32 or i64, and
+  // `set_sums_arena` too if sums are apart.
+  absl::Status PlanValues(uint64_t max_step_tokens, uint64_t max_outputs, bool sums_apart = false);
   uint64_t arena_bytes() const { return plan_.arena_bytes; }
+  uint64_t sums_bytes() const { return plan_.sums_bytes; }
   void set_arena(uint8_t* arena) { arena_ = arena; }
+  void set_sums_arena(uint8_t* arena) { sums_arena_ = arena; }
 
  private:
-  uint8_t* Memory(uint32_t value) { return arena_ + plan_.offsets[value]; }
+  uint8_t* Memory(uint32_t value) {
+    const bool apart = sums_apart_ && IsSumOverRanks(graph_.values(static_cast<int>(value)));
+    return (apart ? sums_arena_ : arena_) + plan_.offsets[value];
+  }
 
   const internal::ModelGraph& graph_;
   const std::vector<std::vector<float>>& vectors_;
   const std::vector<NodeGroup> groups_;
   BufferPlan plan_;
+  bool sums_apart_ = false;
   uint8_t* arena_ = nullptr;
+  uint8_t* sums_arena_ = nullptr;
   std::vector<KvLayout> cache_layers_;
   std::vector<bool> has_cache_layer_;
 };

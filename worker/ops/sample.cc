@@ -19,20 +19,17 @@ using internal::Value;
 
 class Sample final : public Op {
  public:
-  Sample(std::unique_ptr<Sampler> sampler, const float* logits, size_t local_vocab,
+  Sample(std::unique_ptr<Sampler> sampler, std::unique_ptr<RowSource> logits,
          ScoreLogits* score_logits, size_t max_outputs)
       : sampler_(std::move(sampler)),
-        logits_(logits),
-        local_vocab_(local_vocab),
+        logits_(std::move(logits)),
         score_logits_(score_logits),
         score_tokens_(std::min(kScoreTokens, max_outputs)) {}
 
   absl::Status Run(StepState& step) override {
     // What is empty is empty on every rank.
     if (!step.sampled.empty()) {
-      RETURN_IF_ERROR(
-          sampler_->Sample(absl::MakeConstSpan(logits_, step.sampled.size() * local_vocab_),
-                           step.sample_rows, *step.collective, step.samples));
+      RETURN_IF_ERROR(sampler_->Sample(*logits_, step.sample_rows, *step.collective, step.samples));
     }
     // After the sampled ones, whose logits they overwrite.
     for (size_t at = 0; at < step.scored.size(); at += score_tokens_) {
@@ -46,8 +43,7 @@ class Sample final : public Op {
 
  private:
   const std::unique_ptr<Sampler> sampler_;
-  const float* const logits_;  // [outputs, local_vocab_]
-  const size_t local_vocab_;
+  const std::unique_ptr<RowSource> logits_;
   ScoreLogits* const score_logits_;
   const size_t score_tokens_;  // at once
 };
@@ -60,7 +56,8 @@ absl::StatusOr<std::unique_ptr<Op>> Bind(const Node& node, BindContext& bind) {
   options.pool = bind.options().pool;
   ASSIGN_OR_RETURN(options.edited,
                    bind.Scratch(Sampler::EditedRows(options.max_outputs), options.local_vocab));
-  return MakeSampleOp(options, bind.f32(node.inputs(0)), bind.score_logits());
+  auto logits = std::make_unique<HostRows>(bind.f32(node.inputs(0)), options.local_vocab);
+  return MakeSampleOp(options, std::move(logits), bind.score_logits());
 }
 
 const RegisterOp kRegistered(Node::kSample, "sample", &Bind);
@@ -85,9 +82,10 @@ absl::StatusOr<Sampler::Options> SamplerOptionsOf(const Node& node, const GraphV
 }
 
 absl::StatusOr<std::unique_ptr<Op>> MakeSampleOp(const Sampler::Options& options,
-                                                 const float* logits, ScoreLogits* score_logits) {
+                                                 std::unique_ptr<RowSource> logits,
+                                                 ScoreLogits* score_logits) {
   ASSIGN_OR_RETURN(std::unique_ptr<Sampler> sampler, Sampler::Bind(options));
-  return std::make_unique<Sample>(std::move(sampler), logits, options.local_vocab, score_logits,
+  return std::make_unique<Sample>(std::move(sampler), std::move(logits), score_logits,
                                   static_cast<size_t>(options.max_outputs));
 }
 

@@ -1,4 +1,4 @@
-// The sample op over logits in the host's memory; on a device the logits come there first.
+// The sample op over logits in the host's memory or on a device.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@ namespace bitshard {
 absl::StatusOr<Sampler::Options> SamplerOptionsOf(const internal::Node& node,
                                                   const GraphValues& bind);
 
-// `logits`: [outputs, local vocabulary], of the sampled tokens when the op runs.
+// `logits`: of the sampled tokens when the op runs.
 absl::StatusOr<std::unique_ptr<Op>> MakeSampleOp(const Sampler::Options& options,
-                                                 const float* logits, ScoreLogits* score_logits);
+                                                 std::unique_ptr<RowSource> logits,
+                                                 ScoreLogits* score_logits);
 
 }  // namespace bitshard

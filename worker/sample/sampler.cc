@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
-#include "kernels/base/math.h"
 #include "kernels/base/status_macros.h"
 #include "worker/sample/mass.h"
 #include "worker/sample/token_order.h"
@@ -17,26 +14,11 @@
 namespace bitshard {
 namespace {
 
-// How many merged candidates are kept of a row, most: more than a rank's list, because the lists
-// interleave.
-constexpr size_t kMerged = 256;
 constexpr size_t kScratch = 8 * Sampler::kCandidates;
-constexpr size_t kHeaderWords = 5;
 // What is added up of a row over the ranks: see sums_.
 constexpr size_t kSums = 3;
 // Masses are at most 2^40 each: so many of them stay below 2^62.
 constexpr uint32_t kMaxVocab = 1 << 22;
-constexpr int kMaxWorld = 64;
-
-NoiseKey NoiseOf(const SampleRow& row) {
-  return {.seed = row.params.seed, .position = row.position, .choice = row.params.choice};
-}
-
-// The mass that top-p must reach: p of `mass`, at least 1.
-int64_t TopPTarget(float top_p, int64_t mass) {
-  const double share = std::ceil(static_cast<double>(top_p) * static_cast<double>(mass));
-  return std::clamp<int64_t>(static_cast<int64_t>(share), 1, std::max<int64_t>(mass, 1));
-}
 
 template <typename T>
 absl::Span<uint8_t> Bytes(absl::Span<T> values) {
@@ -65,7 +47,7 @@ absl::StatusOr<std::unique_ptr<Sampler>> Sampler::Bind(const Options& o) {
 
 Sampler::Sampler(const Options& o)
     : options_(o),
-      local_count_(std::min(o.local_vocab, o.vocab_size - std::min(o.vocab_size, o.vocab_begin))),
+      local_count_(LocalCount(o)),
       units_((local_count_ + kUnit - 1) / kUnit),
       search_(o.vocab_begin, o.world),
       own_edited_(o.edited != nullptr ? 0 : EditedRows(o.max_outputs) * size_t{o.local_vocab}),
@@ -81,13 +63,20 @@ Sampler::Sampler(const Options& o)
       merged_(o.max_outputs * kMerged),
       raw_merged_(EditedRows(o.max_outputs) * kMaxTopLogprobs),
       sums_(kSums * o.max_outputs),
+      sum_requests_(o.max_outputs),
+      device_sums_(o.max_outputs),
       my_draws_(o.max_outputs),
       all_draws_(my_draws_.size() * o.world) {
   tasks_.reserve(o.max_outputs);
+  fetch_.reserve(o.max_outputs);
+}
+
+size_t Sampler::LocalCount(const Options& o) {
+  return std::min(o.local_vocab, o.vocab_size - std::min(o.vocab_size, o.vocab_begin));
 }
 
 LogitsRow Sampler::Raw(size_t row) const {
-  return {.logits = logits_ + row * options_.local_vocab,
+  return {.logits = source_->Row(first_ + row),
           .unit_max = unit_max_.data() + row * units_,
           .begin = options_.vocab_begin,
           .count = local_count_,
@@ -119,18 +108,25 @@ Sampler::Header Sampler::GatheredHeader(int rank, size_t row) const {
 
 absl::Status Sampler::Sample(absl::Span<const float> logits, absl::Span<const SampleRow> rows,
                              Collective& collective, absl::Span<SampleOutput> out) {
+  CHECK_EQ(logits.size(), rows.size() * options_.local_vocab);
+  HostRows source(logits.data(), options_.local_vocab);
+  return Sample(source, rows, collective, out);
+}
+
+absl::Status Sampler::Sample(RowSource& source, absl::Span<const SampleRow> rows,
+                             Collective& collective, absl::Span<SampleOutput> out) {
   CHECK_EQ(collective.world(), options_.world);
   CHECK_LE(rows.size(), states_.size());
   CHECK_EQ(out.size(), rows.size());
-  CHECK_EQ(logits.size(), rows.size() * options_.local_vocab);
-  for (size_t at = 0; at < rows.size(); at += rows_) {
+  source_ = &source;
+  for (first_ = 0; first_ < rows.size(); first_ += rows_) {
     size_t edited = 0;
-    for (rows_ = 0; at + rows_ < rows.size(); ++rows_) {
-      edited += rows[at + rows_].edits != nullptr ? 1 : 0;
+    for (rows_ = 0; first_ + rows_ < rows.size(); ++rows_) {
+      edited += rows[first_ + rows_].edits != nullptr ? 1 : 0;
       if (edited > kEditedRows) break;
     }
-    logits_ = logits.data() + at * options_.local_vocab;
-    const absl::Status status = Run(rows.subspan(at, rows_), collective, out.subspan(at, rows_));
+    const absl::Status status =
+        Run(rows.subspan(first_, rows_), collective, out.subspan(first_, rows_));
     if (absl::IsInternal(status)) collective.Abort();
     RETURN_IF_ERROR(status);
   }
@@ -140,7 +136,7 @@ absl::Status Sampler::Sample(absl::Span<const float> logits, absl::Span<const Sa
 absl::Status Sampler::Run(absl::Span<const SampleRow> rows, Collective& collective,
                           absl::Span<SampleOutput> out) {
   Plan(rows);
-  ScanLocal(rows);
+  RETURN_IF_ERROR(ScanLocal(rows));
   RETURN_IF_ERROR(
       collective.AllGather(Bytes(absl::MakeSpan(mine_).first(mine_keys_)),
                            Bytes(absl::MakeSpan(all_).first(mine_keys_ * options_.world))));
@@ -170,210 +166,125 @@ absl::Status Sampler::Run(absl::Span<const SampleRow> rows, Collective& collecti
   return absl::OkStatus();
 }
 
-// What each row needs, from numbers that all ranks have.
-void Sampler::Plan(absl::Span<const SampleRow> rows) {
-  size_t at = rows_ * kHeaderWords, edited = 0;
-  const auto share = [&](size_t want) {
-    const Lists lists = {.most = std::min<size_t>(want, options_.vocab_size), .at = at};
-    at += lists.most;
-    return lists;
-  };
+absl::Status Sampler::ScanLocal(absl::Span<const SampleRow> rows) {
+  fetch_.clear();
   for (size_t i = 0; i < rows_; ++i) {
-    const SampleParams& p = rows[i].params;
-    CHECK_LE(p.top_logprobs, uint32_t{kMaxTopLogprobs});
-    CHECK_LT(rows[i].target.value_or(0), options_.vocab_size);
-    CHECK(rows[i].edits == nullptr || !rows[i].target.has_value());
-    RowState& s = states_[i];
-    s = {};
-    s.temperature = std::min(p.temperature, std::numeric_limits<float>::max());
-    s.top_k = p.top_k >= options_.vocab_size ? 0 : p.top_k;
-    s.top_p = p.top_p;
-    s.floor = p.min_p > 0 ? static_cast<float>(Log(std::min(p.min_p, 1.0f)))
-                          : -std::numeric_limits<float>::infinity();
-    s.wants_raw_sum = p.want_logprob || p.top_logprobs > 0 || rows[i].target.has_value();
-    const bool filters = s.top_k > 0 || p.top_p < 1 || p.min_p > 0;
-    const bool greedy = !(p.temperature > 0) || s.top_k == 1 || rows[i].target.has_value();
-    s.filter = greedy ? Filter::kGreedy : filters ? Filter::kPrefix : Filter::kNone;
-
-    size_t want = 0;
-    if (s.filter == Filter::kPrefix) {
-      const bool few = s.top_k > 0 && s.top_k <= kCandidates;
-      want = few ? s.top_k : kCandidates;
-    }
-    if (rows[i].edits != nullptr) {
-      s.edited = edited++;
-      s.raw_candidates = share(p.top_logprobs);
-    } else {
-      want = std::max<size_t>(want, p.top_logprobs);
-    }
-    s.candidates = share(want);
+    if (states_[i].is_here) fetch_.push_back(first_ + i);
   }
-  mine_keys_ = at;
-}
-
-void Sampler::ScanLocal(absl::Span<const SampleRow> rows) {
+  RETURN_IF_ERROR(source_->Fetch(fetch_));
   ForRows([&](int64_t i, int thread) {
-    const RowState& s = states_[i];
-    const uint32_t begin = options_.vocab_begin;
-    const LogitsRow raw = Raw(i);
-    const RowSummary of_raw =
-        SummarizeRow(raw.logits, begin, local_count_, unit_max_.data() + i * units_);
-    RowSummary summary = of_raw;
-    if (s.edited.has_value() && !of_raw.bad) {
-      float* const edited = edited_ + *s.edited * options_.local_vocab;
-      EditLogits(*rows[i].edits, raw.logits, begin, local_count_,
-                 counts_.data() + thread * local_count_, edited);
-      summary =
-          SummarizeRow(edited, begin, local_count_, edited_unit_max_.data() + *s.edited * units_);
-    }
-    Header header{.max = summary.max,
-                  .token = summary.token,
-                  .bad = of_raw.bad ? 1u : 0u,
-                  .n_candidates = 0,
-                  .draw = {},
-                  .raw_max = of_raw.max,
-                  .n_raw = 0};
-    const auto scratch = absl::MakeSpan(scratch_).subspan(thread * kScratch, kScratch);
-    // The first of the row's order; what the list has room for besides is 0.
-    const auto list = [&](const LogitsRow& row, const Lists& lists) {
-      const auto keys = absl::MakeSpan(mine_).subspan(lists.at, lists.most);
-      const size_t n = of_raw.bad ? 0 : TopTokens(row, scratch, keys);
-      std::fill(keys.begin() + n, keys.end(), 0);
-      return static_cast<uint32_t>(n);
-    };
-    header.n_candidates = list(Local(i), s.candidates);
-    if (s.edited.has_value()) header.n_raw = list(raw, s.raw_candidates);
-    if (!of_raw.bad && s.filter == Filter::kNone) {
-      header.draw =
-          DrawFromRow(Local(i), {.scale = {.temperature = s.temperature}}, NoiseOf(rows[i]));
-    }
+    const Header header = states_[i].is_here ? ScanRow(i, rows[i], thread) : TakeScan(i);
     const auto words = std::bit_cast<std::array<uint64_t, kHeaderWords>>(header);
     std::copy(words.begin(), words.end(), mine_.begin() + i * kHeaderWords);
   });
-}
-
-absl::Status Sampler::Merge(size_t row, const SampleRow& params, SampleOutput& out) {
-  RowState& s = states_[row];
-  out = {};
-  s.max = s.raw_max = -std::numeric_limits<float>::infinity();
-  uint32_t best = kNoToken;
-  for (int r = 0; r < options_.world; ++r) {
-    const Header header = GatheredHeader(r, row);
-    if (header.bad != 0) out.non_finite = true;
-    if (header.max > s.max || (header.max == s.max && header.token < best)) {
-      s.max = header.max;
-      best = header.token;
-    }
-    s.raw_max = std::max(s.raw_max, header.raw_max);
-    s.winner.Offer(header.draw.score, header.draw.logit, header.draw.token);
-  }
-  if (best == kNoToken && !s.edited.has_value() && !out.non_finite)
-    return absl::InternalError("sampler: no rank holds any of the vocabulary");
-  out.none_allowed = best == kNoToken && !out.non_finite;
-  if (out.non_finite || out.none_allowed) {
-    s.done = true;
-    s.wants_raw_sum = false;
-    return absl::OkStatus();
-  }
-  bool open = false;
-  const auto merged = absl::MakeSpan(merged_).subspan(row * kMerged, kMerged);
-  ASSIGN_OR_RETURN(const size_t size, MergeLists(row, /*raw=*/false, merged, &open));
-  s.merged = merged.first(size);
-  s.all_merged = !open && size < kMerged;
-  s.raw_merged = s.merged;
-  if (s.edited.has_value()) {
-    const auto raw =
-        absl::MakeSpan(raw_merged_).subspan(*s.edited * kMaxTopLogprobs, s.raw_candidates.most);
-    ASSIGN_OR_RETURN(const size_t raw_size, MergeLists(row, /*raw=*/true, raw, &open));
-    s.raw_merged = raw.first(raw_size);
-  }
-  s.done = s.filter != Filter::kPrefix;
-  if (s.filter == Filter::kGreedy) s.winner = {.score = 0, .logit = s.max, .token = best};
-  if (s.filter == Filter::kPrefix) DecidePrefix(row, NoiseOf(params));
   return absl::OkStatus();
 }
 
-// It is certain until a full list ends, behind which its rank may have more.
-absl::StatusOr<size_t> Sampler::MergeLists(size_t row, bool raw, absl::Span<uint64_t> merged,
-                                           bool* open) {
-  const Lists& lists = raw ? states_[row].raw_candidates : states_[row].candidates;
-  size_t taken[kMaxWorld] = {}, count[kMaxWorld] = {};
-  for (int r = 0; r < options_.world; ++r) {
-    const Header header = GatheredHeader(r, row);
-    count[r] = raw ? header.n_raw : header.n_candidates;
-    if (count[r] > lists.most) {
-      return absl::InternalError(absl::StrCat("sampler: rank ", r, " says it sent ", count[r],
-                                              " candidates where ", lists.most, " fit"));
-    }
+Sampler::Header Sampler::ScanRow(size_t i, const SampleRow& params, int thread) {
+  const RowState& s = states_[i];
+  const uint32_t begin = options_.vocab_begin;
+  const LogitsRow raw = Raw(i);
+  const RowSummary of_raw =
+      SummarizeRow(raw.logits, begin, local_count_, unit_max_.data() + i * units_);
+  RowSummary summary = of_raw;
+  if (s.edited.has_value() && !of_raw.bad) {
+    float* const edited = edited_ + *s.edited * options_.local_vocab;
+    EditLogits(*params.edits, raw.logits, begin, local_count_,
+               counts_.data() + thread * local_count_, edited);
+    summary =
+        SummarizeRow(edited, begin, local_count_, edited_unit_max_.data() + *s.edited * units_);
   }
-  size_t size = 0;
-  *open = lists.most == 0;
-  while (!*open && size < merged.size()) {
-    uint64_t best = 0;
-    int from = -1;
-    for (int r = 0; r < options_.world; ++r) {
-      if (taken[r] == count[r]) continue;
-      const uint64_t key = all_[r * mine_keys_ + lists.at + taken[r]];
-      if (from < 0 || key > best) {
-        best = key;
-        from = r;
-      }
-    }
-    if (from < 0) break;
-    merged[size++] = best;
-    *open = ++taken[from] == lists.most;
+  Header header{.max = summary.max,
+                .token = summary.token,
+                .bad = of_raw.bad ? 1u : 0u,
+                .n_candidates = 0,
+                .draw = {},
+                .raw_max = of_raw.max,
+                .n_raw = 0};
+  const auto scratch = absl::MakeSpan(scratch_).subspan(thread * kScratch, kScratch);
+  // The first of the row's order; what the list has room for besides is 0.
+  const auto list = [&](const LogitsRow& row, const Lists& lists) {
+    const auto keys = absl::MakeSpan(mine_).subspan(lists.at, lists.most);
+    const size_t n = of_raw.bad ? 0 : TopTokens(row, scratch, keys);
+    std::fill(keys.begin() + n, keys.end(), 0);
+    return static_cast<uint32_t>(n);
+  };
+  header.n_candidates = list(Local(i), s.candidates);
+  if (s.edited.has_value()) header.n_raw = list(raw, s.raw_candidates);
+  if (!of_raw.bad && s.filter == Filter::kNone) {
+    header.draw = DrawFromRow(Local(i), {.scale = {.temperature = s.temperature}}, NoiseOf(params));
   }
-  return size;
+  return header;
 }
 
-// Either the kept tokens lie in the certain candidates: draw; or say what must be found out.
-void Sampler::DecidePrefix(size_t row, const NoiseKey& noise) {
-  RowState& s = states_[row];
-  s.kept.scale = {.max = s.max, .temperature = s.temperature, .floor = s.floor};
-  size_t& above = s.above_floor;
-  while (above < s.merged.size() &&
-         Exponent(KeyLogit(s.merged[above]), s.max, s.temperature) >= s.floor)
-    ++above;
-  const bool floor_seen = above < s.merged.size() || s.all_merged;
-  const bool count_seen = s.top_k > 0 && s.top_k <= above;
-  if (!floor_seen && !count_seen) {
-    s.wants_mass = s.top_p < 1 && s.top_k == 0;
-    s.draw_later =
-        !(s.top_p < 1) && s.top_k == 0;  // min-p alone is a rule that each rank can apply
-    return;
-  }
-  const size_t length = count_seen ? s.top_k : above;
-  if (!(s.top_p < 1)) return DrawPrefix(s, length, noise);
-  s.mass = 0;
-  for (uint64_t key : s.merged.first(length))
-    s.mass += MassOfExponent(Exponent(KeyLogit(key), s.max, s.temperature));
-  s.target = TopPTarget(s.top_p, s.mass);
-  CHECK(TryTopP(s, length, noise)) << "a prefix holds less than its own mass";
+Sampler::Header Sampler::TakeScan(size_t i) {
+  const RowState& s = states_[i];
+  const LogitScan& scan = s.scanned->scan;
+  const auto keys = absl::MakeSpan(mine_).subspan(s.candidates.at, s.candidates.most);
+  std::fill(keys.begin(), keys.end(), 0);
+  Header header{.max = scan.max,
+                .token = scan.token,
+                .bad = scan.bad,
+                .n_candidates = 0,
+                .draw = {},
+                .raw_max = scan.max,
+                .n_raw = 0};
+  if (scan.bad != 0) return header;
+  CHECK_LE(scan.n_candidates, keys.size());
+  std::copy_n(s.scanned->keys.begin(), scan.n_candidates, keys.begin());
+  header.n_candidates = scan.n_candidates;
+  if (s.filter == Filter::kNone)
+    header.draw = {.score = scan.draw_score, .logit = scan.draw_logit, .token = scan.draw_token};
+  return header;
 }
 
-void Sampler::DrawPrefix(RowState& s, size_t length, const NoiseKey& noise) {
-  s.winner = DrawFromKeys(s.merged.first(length), s.temperature, noise);
-  s.done = true;
+absl::Status Sampler::BringHere(absl::FunctionRef<bool(const RowState&)> wanted) {
+  fetch_.clear();
+  for (size_t i = 0; i < rows_; ++i) {
+    if (!states_[i].is_here && wanted(states_[i])) fetch_.push_back(first_ + i);
+  }
+  if (fetch_.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(source_->Fetch(fetch_));
+  for (const size_t at : fetch_) {
+    const size_t i = at - first_;
+    states_[i].is_here = true;
+    SummarizeRow(Raw(i).logits, options_.vocab_begin, local_count_, unit_max_.data() + i * units_);
+  }
+  return absl::OkStatus();
 }
 
-bool Sampler::TryTopP(RowState& s, size_t most, const NoiseKey& noise) {
-  int64_t before = 0;
-  for (size_t i = 0; i < most; ++i) {
-    before += MassOfExponent(Exponent(KeyLogit(s.merged[i]), s.max, s.temperature));
-    if (before < s.target) continue;
-    DrawPrefix(s, i + 1, noise);
-    return true;
+absl::Status Sampler::SumOnDevice() {
+  bool any = false;
+  for (size_t i = 0; i < rows_; ++i) {
+    const RowState& s = states_[i];
+    LogitSumRequest& request = sum_requests_[i] = {};
+    if (s.is_here || !(s.wants_raw_sum || s.wants_mass)) continue;
+    any = true;
+    request.raw = s.wants_raw_sum ? 1 : 0;
+    request.mass = s.wants_mass ? 1 : 0;
+    request.max = s.max;
+    request.temperature = s.temperature;
+    request.floor = s.floor;
   }
-  return false;
+  if (!any) return absl::OkStatus();
+  return source_->Sum(first_, absl::MakeSpan(sum_requests_).first(rows_),
+                      absl::MakeSpan(device_sums_).first(rows_));
 }
 
 absl::Status Sampler::ReduceSums(absl::Span<const SampleRow> rows, Collective& collective) {
   bool any = false;
   for (size_t i = 0; i < rows_; ++i) any = any || states_[i].wants_raw_sum || states_[i].wants_mass;
   if (!any) return absl::OkStatus();
+  RETURN_IF_ERROR(SumOnDevice());
   ForRows([&](int64_t i, int) {
     const RowState& s = states_[i];
     int64_t* const sums = sums_.data() + kSums * i;
+    if (!s.is_here) {
+      sums[0] = s.wants_raw_sum ? device_sums_[i].raw : 0;
+      sums[1] = s.wants_mass ? device_sums_[i].mass : 0;
+      sums[2] = 0;
+      return;
+    }
     sums[0] = s.wants_raw_sum ? RawSum(Raw(i), s.raw_max) : 0;
     sums[1] = s.wants_mass ? MassSum(Local(i), s.kept.scale) : 0;
     // Below vocab_begin it wraps around, and is no local token either.
@@ -400,6 +311,7 @@ absl::Status Sampler::ReduceSums(absl::Span<const SampleRow> rows, Collective& c
 // First round: by count for rows with top-k, by mass for those with top-p alone. Second round: by
 // mass for rows with both.
 absl::Status Sampler::Search(absl::Span<const SampleRow> rows, Collective& collective) {
+  RETURN_IF_ERROR(BringHere([](const RowState& s) { return !s.done; }));
   for (const bool second : {false, true}) {
     tasks_.clear();
     for (size_t i = 0; i < rows_; ++i) {

@@ -8,7 +8,9 @@
 // largest logit / temperature + Gumbel noise (gumbel.h). Log-probabilities are of the raw logits.
 //
 // A row without edits is sampled where it lies. Of a row with edits a copy is edited; there is room
-// for kEditedRows of them, more are sampled in turns.
+// for kEditedRows of them, more are sampled in turns. Where a device has looked through the rows
+// (row_source.h), the numbers of its scan stand for the row's, bit by bit; rows whose kept tokens
+// reach beyond the first candidates are fetched.
 //
 // Collectives of a turn, the same on all ranks because all decide from the same numbers:
 // - 1 all-gather, always: maximum, best token, first candidates of every row;
@@ -28,6 +30,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -39,6 +42,7 @@
 #include "worker/sample/logit_edits.h"
 #include "worker/sample/params.h"
 #include "worker/sample/row_scan.h"
+#include "worker/sample/row_source.h"
 
 namespace bitshard {
 
@@ -91,6 +95,15 @@ class Sampler {
     return max_outputs < kEditedRows ? max_outputs : kEditedRows;
   }
 
+  // Local tokens that are no padding.
+  static size_t LocalCount(const Options& options);
+  // What a device that looks through such a row is asked. REQUIRES: not NeedsWholeRow.
+  static LogitScanRequest ScanRequestOf(const SampleRow& row, uint32_t vocab_size);
+  // No scan serves it.
+  static bool NeedsWholeRow(const SampleRow& row) {
+    return row.edits != nullptr || row.target.has_value();
+  }
+
   // INVALID_ARGUMENT when the shard is not a sensible part of the vocabulary.
   static absl::StatusOr<std::unique_ptr<Sampler>> Bind(const Options& options);
 
@@ -99,9 +112,17 @@ class Sampler {
   // are.
   absl::Status Sample(absl::Span<const float> logits, absl::Span<const SampleRow> rows,
                       Collective& collective, absl::Span<SampleOutput> out);
+  // The same with the logits at `source`, whose errors come back as they are.
+  absl::Status Sample(RowSource& source, absl::Span<const SampleRow> rows, Collective& collective,
+                      absl::Span<SampleOutput> out);
 
  private:
   static constexpr int kEditedRows = 16;
+  static_assert(kCandidates == kMaxScanCandidates && kNoToken == kNoScanToken);
+  // How many merged candidates are kept of a row, most: more than a rank's list, because the lists
+  // interleave.
+  static constexpr size_t kMerged = 256;
+  static constexpr int kMaxWorld = 64;
 
   // What the ranks tell each other of a row first.
   struct Header {
@@ -114,6 +135,7 @@ class Sampler {
     uint32_t n_raw;  // candidates of the raw logits
   };
   static_assert(sizeof(Header) == 40);
+  static constexpr size_t kHeaderWords = 5;
 
   // A row's candidates: how many a rank sends at most, and where, in keys.
   struct Lists {
@@ -130,7 +152,9 @@ class Sampler {
     bool wants_raw_sum;
     std::optional<size_t> edited;  // its place among the edited rows
     Lists candidates;
-    Lists raw_candidates;  // of an edited row; of others the candidates serve
+    Lists raw_candidates;               // of an edited row; of others the candidates serve
+    std::optional<ScannedRow> scanned;  // by a device
+    bool is_here;                       // in the host's memory
 
     bool done;        // bad, or the winner is known
     bool draw_later;  // the kept tokens are known only as a rule, each rank draws among its own
@@ -148,11 +172,19 @@ class Sampler {
 
   explicit Sampler(const Options& options);
 
-  // One turn, over rows at logits_.
+  // One turn, over the source's rows from first_ on.
   absl::Status Run(absl::Span<const SampleRow> rows, Collective& collective,
                    absl::Span<SampleOutput> out);
+  // What follows from the parameters; without places and scans.
+  static RowState StateOf(const SampleRow& row, uint32_t vocab_size);
   void Plan(absl::Span<const SampleRow> rows);
-  void ScanLocal(absl::Span<const SampleRow> rows);
+  // Rows that no device has scanned are fetched here.
+  absl::Status ScanLocal(absl::Span<const SampleRow> rows);
+  Header ScanRow(size_t row, const SampleRow& params, int thread);
+  // The scan of a row on a device in place of ScanRow.
+  Header TakeScan(size_t row);
+  // Fetches the rows that are not here yet and are wanted so.
+  absl::Status BringHere(absl::FunctionRef<bool(const RowState&)> wanted);
   absl::Status Merge(size_t row, const SampleRow& params, SampleOutput& out);
   // Merges the ranks' lists as far as it is certain into `merged`; returns how many. `open`: ranks
   // may have more.
@@ -161,6 +193,11 @@ class Sampler {
   void DrawPrefix(RowState& state, size_t length, const NoiseKey& noise);
   // Ends the row if its top-p prefix lies inside the certain candidates.
   bool TryTopP(RowState& state, size_t most, const NoiseKey& noise);
+  static int64_t TopPTarget(float top_p, int64_t mass);
+  static NoiseKey NoiseOf(const SampleRow& row) {
+    return {.seed = row.params.seed, .position = row.position, .choice = row.params.choice};
+  }
+  absl::Status SumOnDevice();
   absl::Status ReduceSums(absl::Span<const SampleRow> rows, Collective& collective);
   absl::Status Search(absl::Span<const SampleRow> rows, Collective& collective);
   absl::Status DrawLater(absl::Span<const SampleRow> rows, Collective& collective);
@@ -177,21 +214,24 @@ class Sampler {
   const size_t units_;
   BoundarySearch search_;
   std::vector<float> own_edited_;
-  float* const edited_;            // [EditedRows][local_vocab]
-  const float* logits_ = nullptr;  // of the running turn
-  size_t rows_ = 0;
-  size_t mine_keys_ = 0;  // what a rank sends in this call, in 8-byte words
+  float* const edited_;          // [EditedRows][local_vocab]
+  RowSource* source_ = nullptr;  // of the running call
+  size_t first_ = 0, rows_ = 0;  // of the running turn
+  size_t mine_keys_ = 0;         // what a rank sends in this call, in 8-byte words
 
   std::vector<RowState> states_;
-  std::vector<float> unit_max_;         // [row][units], of the raw logits
-  std::vector<float> edited_unit_max_;  // [edited row][units]
-  std::vector<uint32_t> counts_;        // of EditLogits, [thread][local tokens]
-  std::vector<uint64_t> scratch_;       // of TopTokens, [thread][kScratch]
-  std::vector<uint64_t> mine_;          // headers, then candidates
-  std::vector<uint64_t> all_;           // [world] of these
-  std::vector<uint64_t> merged_;        // [row][kMerged]
-  std::vector<uint64_t> raw_merged_;    // [edited row][kMaxTopLogprobs]
-  std::vector<int64_t> sums_;           // [row][raw sum, mass, bits of the target's logit]
+  std::vector<float> unit_max_;                // [row][units], of the raw logits
+  std::vector<float> edited_unit_max_;         // [edited row][units]
+  std::vector<uint32_t> counts_;               // of EditLogits, [thread][local tokens]
+  std::vector<uint64_t> scratch_;              // of TopTokens, [thread][kScratch]
+  std::vector<uint64_t> mine_;                 // headers, then candidates
+  std::vector<uint64_t> all_;                  // [world] of these
+  std::vector<uint64_t> merged_;               // [row][kMerged]
+  std::vector<uint64_t> raw_merged_;           // [edited row][kMaxTopLogprobs]
+  std::vector<int64_t> sums_;                  // [row][raw sum, mass, bits of the target's logit]
+  std::vector<size_t> fetch_;                  // rows
+  std::vector<LogitSumRequest> sum_requests_;  // [row]
+  std::vector<LogitSums> device_sums_;         // [row]
   std::vector<SearchTask> tasks_;
   std::vector<Draw> my_draws_, all_draws_;
 };

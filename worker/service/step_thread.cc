@@ -55,7 +55,7 @@ StepThread::~StepThread() {
     if (watched_ != nullptr) watched_->Abort();
   }
   thread_.join();
-  LeaveEpoch();
+  LeaveEpoch().IgnoreError();
 }
 
 void StepThread::Push(Task task) {
@@ -177,7 +177,10 @@ void StepThread::LogBringUp() const {
 }
 
 void StepThread::DoAssign(uint64_t session, const internal::Assign& assign) {
-  LeaveEpoch();
+  if (const absl::Status left = LeaveEpoch(); !left.ok()) {
+    Fail(session, /*epoch=*/0, left);
+    return;
+  }
   // Of a later bring-up process start and registration are those of the first.
   const uint64_t before = MarkUs();
   if (bring_up_.registration_us() == 0)
@@ -258,6 +261,11 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
   std::vector<internal::KernelChoice> kernels = bound_->Kernels();
   if (backend_.require_fast_kernels || assign.numerics().require_fast_kernels())
     RETURN_IF_ERROR(RefuseFallbacks(kernels, rank_));
+  if (assign.numerics().nondeterministic() && bound_->deterministic()) {
+    LogInfo(
+        "worker: rank={} --deterministic=false changes nothing: the CPU is deterministic always",
+        rank_);
+  }
   bring_up_.set_bind_us(MarkUs());
   if (metrics_ != nullptr) {
     static const StepProfile kNone;
@@ -283,14 +291,19 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
   loaded.set_padding_bytes(weights_->padding_bytes);
   loaded.set_read_bytes(reuse ? 0 : weights_->read_bytes);
   loaded.set_max_cache_blocks(blocks);
+  loaded.set_nondeterministic(!bound_->deterministic());
   for (internal::KernelChoice& choice : kernels) *loaded.add_kernels() = std::move(choice);
   for (const internal::ProbeFigure& figure : backend_.probe) *loaded.add_probe() = figure;
   return absl::OkStatus();
 }
 
 void StepThread::DoJoin(uint64_t session, const internal::JoinCommunicator& join) {
-  LeaveEpoch();
+  const absl::Status left = LeaveEpoch();
   epoch_ = join.epoch();
+  if (!left.ok()) {
+    Fail(session, epoch_, left);
+    return;
+  }
   if (bound_ == nullptr) {
     Fail(session, epoch_,
          absl::FailedPreconditionError("asked to join a communicator before weights are loaded"));
@@ -414,10 +427,14 @@ void StepThread::CountStep(const internal::StepPlan& plan, const internal::StepR
 }
 
 void StepThread::DoEnd(uint64_t session, const EndTask& end) {
-  LeaveEpoch();
+  const absl::Status left = LeaveEpoch();
   {
     absl::MutexLock lock(&mu_);
     if (--pending_ends_ == 0 && !stopping_) stop_joining_ = false;
+  }
+  if (!left.ok()) {  // nothing is intact
+    Fail(session, end.epoch, left);
+    return;
   }
   if (!end.report) return;
   internal::WorkerMessage message;
@@ -426,21 +443,23 @@ void StepThread::DoEnd(uint64_t session, const EndTask& end) {
   send_(session, std::move(message));
 }
 
-void StepThread::LeaveEpoch() {
+absl::Status StepThread::LeaveEpoch() {
   {
     absl::MutexLock lock(&mu_);
     watched_ = nullptr;
     told_.reset();
     heartbeat_epoch_ = 0;
   }
-  if (bound_ != nullptr) bound_->EndEpoch();
+  const absl::Status left = bound_ == nullptr ? absl::OkStatus() : bound_->EndEpoch();
   joined_.reset();
   epoch_state_ = EpochState::kNone;
+  return left;
 }
 
 void StepThread::Fail(uint64_t session, uint64_t epoch, const absl::Status& status) {
   if (epoch != 0) epoch_state_ = EpochState::kFailed;
   const bool lost = IsDeviceLost(status);
+  if (lost && std::exchange(lost_, true)) return;
   {
     absl::MutexLock lock(&mu_);
     // Aborted on request: the coordinator gets Quiesced, and nobody is to blame.

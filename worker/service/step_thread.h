@@ -93,7 +93,8 @@ class StepThread {
   // Time since the last mark, in microseconds; the first one is the process's start.
   uint64_t MarkUs();
   void LogBringUp() const;
-  void LeaveEpoch();  // drops communicator and cache
+  // Drops communicator and cache. An error as StepRunner::EndEpoch.
+  absl::Status LeaveEpoch();
   void Fail(uint64_t session, uint64_t epoch, const absl::Status& status);
 
   const WorkerBackend backend_;
@@ -121,6 +122,7 @@ class StepThread {
   uint64_t term_ = 0;
   EpochState epoch_state_ = EpochState::kNone;
   uint64_t epoch_ = 0;
+  bool lost_ = false;  // the device, and that has been said
   std::unique_ptr<Collective> joined_;
   std::chrono::steady_clock::time_point mark_;
   internal::BringUp bring_up_;        // of the last bring-up, as far as it has come

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 #include "kernels/base/status_macros.h"
 #include "worker/step/kernel_report.h"
 
@@ -24,13 +22,7 @@ absl::StatusOr<std::unique_ptr<BoundGraph>> BoundGraph::Bind(
 
 std::vector<std::string> BoundGraph::OpKinds() const {
   std::vector<std::string> kinds;
-  for (const NodeGroup& group : context_->groups()) {
-    std::string kind;
-    for (int n = group.first; n < group.first + group.count; ++n) {
-      absl::StrAppend(&kind, kind.empty() ? "" : "+", NodeKindName(graph_.nodes(n)));
-    }
-    kinds.push_back(std::move(kind));
-  }
+  for (const NodeGroup& group : context_->groups()) kinds.push_back(GroupKindName(graph_, group));
   return kinds;
 }
 

@@ -42,9 +42,10 @@ class CpuExecutor final : public GraphExecutor {
     return absl::OkStatus();
   }
 
-  void EndEpoch(std::unique_ptr<Collective> collective) override {
+  absl::Status EndEpoch(std::unique_ptr<Collective> collective) override {
     collective.reset();
     cache_ = KvCache();
+    return absl::OkStatus();
   }
 
   absl::Status Run(StepState& step, StepProgress& progress) override {

@@ -25,8 +25,9 @@ class GraphExecutor {
   // An empty cache of so many blocks, and all that must be ready before the first step. Other ranks
   // do the same at the same time. `collective` stays until EndEpoch, also after an error.
   virtual absl::Status StartEpoch(Collective& collective, uint32_t blocks) = 0;
-  // Drops the cache, and the communicator where its turn is. Null: no epoch was running.
-  virtual void EndEpoch(std::unique_ptr<Collective> collective) = 0;
+  // Drops the cache, and the communicator where its turn is. Null: no epoch was running. An error
+  // is a device that is lost; others were said when they came, or are of work that was cut off.
+  virtual absl::Status EndEpoch(std::unique_ptr<Collective> collective) = 0;
 
   // All nodes, for a step that has tokens. Errors as Op::Run.
   virtual absl::Status Run(StepState& step, StepProgress& progress) = 0;
@@ -45,6 +46,8 @@ class GraphExecutor {
   virtual uint64_t WorkspaceBytes() const = 0;
   // That memory is the host's, where the runner's slots are.
   virtual bool on_host() const = 0;
+  // Its bits do not depend on batch, chunk and ranks, whatever the coordinator allows.
+  virtual bool deterministic() const { return true; }
 };
 
 }  // namespace bitshard

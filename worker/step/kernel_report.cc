@@ -2,12 +2,21 @@
 
 #include <map>
 
+#include "absl/strings/str_cat.h"
+
 namespace bitshard {
 
 const char* NodeKindName(const internal::Node& node) {
   const auto* field =
       internal::Node::descriptor()->FindFieldByNumber(static_cast<int>(node.op_case()));
   return field == nullptr ? "?" : field->name().c_str();
+}
+
+std::string GroupKindName(const internal::ModelGraph& graph, const NodeGroup& group) {
+  std::string kind;
+  for (int n = group.first; n < group.first + group.count; ++n)
+    absl::StrAppend(&kind, kind.empty() ? "" : "+", NodeKindName(graph.nodes(n)));
+  return kind;
 }
 
 std::vector<internal::KernelChoice> KernelReport(

@@ -1,8 +1,12 @@
 #include "worker/step/step_numerics.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
+
+#include "kernels/tensor/kv_type_by_name.h"
+#include "proto/cache_type.h"
 
 namespace bitshard {
 namespace {
@@ -46,21 +50,10 @@ absl::Status CheckStepNumerics(const internal::RankPlan& plan, const NumericsOpt
 }
 
 absl::StatusOr<KvType> CacheTypeOf(const NumericsOptions& numerics) {
-  switch (numerics.kv_cache_type()) {
-    case NumericsOptions::CACHE_TYPE_BF16:
-      return KvType::kBf16;
-    case NumericsOptions::CACHE_TYPE_F32:
-      return KvType::kF32;
-    case NumericsOptions::CACHE_TYPE_F16:
-      return KvType::kF16;
-    case NumericsOptions::CACHE_TYPE_INT8:
-      return KvType::kInt8;
-    case NumericsOptions::CACHE_TYPE_FP8_E4M3:
-      return KvType::kFp8E4m3;
-    default:
-      return absl::UnimplementedError(
-          "numerics: the KV cache type must be bf16, f32, f16, int8 or fp8_e4m3");
-  }
+  const std::optional<KvType> type = KvTypeByName(CacheTypeName(numerics.kv_cache_type()));
+  if (type) return *type;
+  return absl::UnimplementedError(
+      "numerics: the KV cache type must be bf16, f32, f16, int8 or fp8_e4m3");
 }
 
 SlotLimits SlotLimitsOf(const internal::ModelGraph& graph, const NumericsOptions& numerics) {

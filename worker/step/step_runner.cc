@@ -66,13 +66,14 @@ class StepRunnerImpl final : public StepRunner {
     drawn_.reserve(3 * options.numerics.max_slots() + options.numerics.max_step_tokens());
   }
   // A device lets go of a communicator in its own order.
-  ~StepRunnerImpl() override { EndEpoch(); }
+  ~StepRunnerImpl() override { EndEpoch().IgnoreError(); }
 
   absl::Status StartEpoch(uint64_t term, uint64_t epoch, std::unique_ptr<Collective> collective,
                           uint32_t blocks) override {
-    EndEpoch();
+    const absl::Status ended = EndEpoch();
     collective_ = std::move(collective);
     broken_ = absl::FailedPreconditionError("it did not begin");
+    RETURN_IF_ERROR(ended);
     if (static_cast<uint32_t>(collective_->rank()) != rank_ ||
         static_cast<uint32_t>(collective_->world()) != world_) {
       return absl::InvalidArgumentError(absl::StrCat("communicator of rank ", collective_->rank(),
@@ -128,18 +129,20 @@ class StepRunnerImpl final : public StepRunner {
 
   bool TakeCacheAhead() override { return executor_->TakeCacheAhead(used_blocks_); }
 
-  void EndEpoch() override {
-    executor_->EndEpoch(std::move(collective_));
+  absl::Status EndEpoch() override {
+    const absl::Status ended = executor_->EndEpoch(std::move(collective_));
     epoch_ = term_ = 0;
     progress_.step.store(0, std::memory_order_relaxed);
     progress_.op.store(0, std::memory_order_relaxed);
     progress_.device_op.store(nullptr, std::memory_order_release);
+    return ended;
   }
 
   const StepProgress& progress() const override { return progress_; }
   Collective* collective() override { return collective_.get(); }
   std::vector<internal::KernelChoice> Kernels() const override { return executor_->Kernels(); }
   uint64_t CacheBytesPerBlock() const override { return executor_->CacheBytesPerBlock(); }
+  bool deterministic() const override { return executor_->deterministic(); }
   uint64_t WorkspaceBytes() const override {
     return executor_->WorkspaceBytes() +
            (executor_->on_host() ? SlotTable::Bytes(slots_.limits()) : 0);

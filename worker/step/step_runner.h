@@ -98,8 +98,9 @@ class StepRunner {
   // worth; false when there is enough ahead of them. On the step thread, between plans.
   virtual bool TakeCacheAhead() { return false; }
 
-  // Drops cache, slots and communicator; weights stay.
-  virtual void EndEpoch() = 0;
+  // Drops cache, slots and communicator; weights stay. An error is a device that is lost, with
+  // which the process cannot go on.
+  virtual absl::Status EndEpoch() = 0;
 
   virtual const StepProgress& progress() const = 0;
   virtual Collective* collective() = 0;  // of the running epoch, for Abort; null between epochs
@@ -108,6 +109,8 @@ class StepRunner {
   virtual uint64_t CacheBytesPerBlock()
       const = 0;                                // all layers; 0 on a rank without attention heads
   virtual uint64_t WorkspaceBytes() const = 0;  // buffers allocated at bind
+  // As GraphExecutor::deterministic.
+  virtual bool deterministic() const { return true; }
 };
 
 }  // namespace bitshard

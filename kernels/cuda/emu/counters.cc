@@ -152,6 +152,7 @@ void MatchAccesses(int warp) {
     }
     Add(more, &site->access);
     Add(more, site->shared ? &counters.shared : &counters.global);
+    if (!site->shared && site->write) Add(more, &counters.global_writes);
     if (!site->shared) counters.requested_bytes += more.done * kSectorBytes;
     pending.used = 0;
     std::fill(std::begin(pending.executions), std::end(pending.executions), 0u);

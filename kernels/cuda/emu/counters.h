@@ -28,6 +28,7 @@ struct Counters {
   uint64_t shuffles = 0;  // of a warp; a WarpSum or WarpMax is five
   uint64_t mma = 0;       // of a warp
   AccessCounters global;
+  AccessCounters global_writes;  // of these
   AccessCounters shared;
   uint64_t requested_bytes = 0;     // all sectors: what L1 serves
   uint64_t block_unique_bytes = 0;  // sectors a block touches, each once: with a perfect L1

@@ -191,7 +191,7 @@ class Ranks {
           taken.wall = std::chrono::duration<double>(Clock::now() - begin).count();
           taken.cpu = Seconds(CLOCK_THREAD_CPUTIME_ID) - cpu;
         }
-        runner.EndEpoch();
+        CHECK_OK(runner.EndEpoch());
       });
     }
     for (std::thread& thread : threads) thread.join();

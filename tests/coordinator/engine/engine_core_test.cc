@@ -135,6 +135,34 @@ TEST(EngineCore, CancelAfterTheDeadlineIsDeadlineExceeded) {
   EXPECT_EQ(sink->AwaitEnd().status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
+// The service's deadline is a little later than the caller's own (deadline.h).
+TEST(EngineCore, ACancelAsTheDeadlineComesIsTheCallersClock) {
+  CoreHarness engine({}, Group(64));
+  engine.MakeReady();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (const absl::Duration timeout : {absl::Seconds(100), absl::Seconds(100), absl::Seconds(1),
+                                       absl::Seconds(1), absl::InfiniteDuration()}) {
+    GenerateRequest request = Request("abcd", 50);
+    request.deadline = engine.now() + timeout;
+    sinks.push_back(engine.Send(request));
+  }
+  const absl::Time begun = engine.now();
+  engine.core().Cancel(3, begun + absl::Milliseconds(989));
+  engine.core().Cancel(4, begun + absl::Milliseconds(991));
+  engine.core().Cancel(1, begun + absl::Milliseconds(98'900));
+  engine.core().Cancel(2, begun + absl::Milliseconds(99'100));
+  engine.core().Cancel(5, begun + absl::Hours(100));
+  for (const size_t cancelled : {0, 2, 4})
+    EXPECT_EQ(sinks[cancelled]->AwaitEnd().status.code(), absl::StatusCode::kCancelled)
+        << cancelled;
+  for (const size_t late : {1, 3})
+    EXPECT_EQ(sinks[late]->AwaitEnd().status.code(), absl::StatusCode::kDeadlineExceeded) << late;
+  int by_deadline = 0;
+  for (const RequestSummary& ended : engine.metrics().ended)
+    by_deadline += ended.reason == EndReason::kDeadline ? 1 : 0;
+  EXPECT_EQ(by_deadline, 2);
+}
+
 TEST(EngineCore, LostGroupEndsAllUnavailableWithTheCauseAndAdmissionSaysSo) {
   Engine::Options options;
   options.max_running = 1;

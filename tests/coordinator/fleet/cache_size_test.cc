@@ -32,6 +32,11 @@ TEST(CacheBytesPerBlock, FollowsTheTypeAndItsScales) {
   EXPECT_EQ(Bytes(NumericsOptions::CACHE_TYPE_FP8_E4M3), 5u * 2 * 16 * (64 + 4));
 }
 
+TEST(CacheBytesPerBlock, OfATypeThatWorkersRefuseIsNone) {
+  EXPECT_EQ(Bytes(NumericsOptions::CACHE_TYPE_UNSPECIFIED), 0u);
+  EXPECT_EQ(Bytes(static_cast<NumericsOptions::CacheType>(99)), 0u);
+}
+
 TEST(CacheBytesPerBlock, RankWithoutHeadsNeedsNone) {
   EXPECT_EQ(CacheBytesPerBlock(internal::RankPlan(), NumericsOptions()), 0u);
 }

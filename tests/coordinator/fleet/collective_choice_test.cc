@@ -122,6 +122,32 @@ TEST(CollectiveChoice, RanksHaveOneKindOfDeviceAndEachItsOwn) {
   EXPECT_EQ(h.closed.count(2), 0u);
 }
 
+// Architectures of two kinds give bits of two kinds: that is fine where bits may differ at all.
+TEST(CollectiveChoice, GpusOfTwoKindsGoTogetherWhereNothingIsDeterministic) {
+  for (const bool deterministic : {true, false}) {
+    for (const std::string device : {"cuda", "cpu"}) {
+      GroupOptions options = GroupHarness::DefaultOptions(2);
+      options.numerics.set_nondeterministic(!deterministic);
+      GroupHarness h(options);
+      for (const int number : {1, 2}) {
+        auto registration = GroupHarness::Registration(number);
+        registration.set_device(device == "cpu" ? device : absl::StrCat("cuda:", number));
+        registration.set_numerics_digest(absl::StrCat("digest ", number));
+        registration.add_collectives(device == "cpu" ? "shm" : "nccl");
+        h.Connect(number);
+        h.Register(number, registration);
+      }
+      EXPECT_EQ(h.closed.count(1), 0u);
+      const bool refused = deterministic || device == "cpu";
+      ASSERT_EQ(h.closed.count(2), refused ? 1u : 0u) << device << deterministic;
+      if (!refused) continue;
+      const std::string why(h.closed[2].message());
+      EXPECT_THAT(why, AllOf(HasSubstr("digest 1"), HasSubstr("digest 2")));
+      EXPECT_EQ(why.find("--deterministic=false") != std::string::npos, device == "cuda") << why;
+    }
+  }
+}
+
 TEST(CollectiveChoice, AGpuOfAWorkerThatIsSilentMayBeHadLater) {
   GroupHarness h(2);
   JoinOn(h, 1, "host", "cuda:0", "GPU-1");

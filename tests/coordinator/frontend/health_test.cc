@@ -177,7 +177,8 @@ class AdminTest : public FrontendTest {
                        .weight_bytes = 100,
                        .read_bytes = 100,
                        .padding_bytes = 10,
-                       .vector_bytes = 7};
+                       .vector_bytes = 7,
+                       .deterministic = false};
     internal::KernelChoice& choice = group_.ranks[0].kernels.emplace_back();
     choice.set_op("linear");
     choice.set_format("int4 group=32");
@@ -228,6 +229,9 @@ TEST_F(AdminTest, StatusTellsTermEpochAndRanks) {
   ASSERT_EQ(status.ranks_size(), 2);
   EXPECT_EQ(status.ranks(0).phase(), v1::RANK_PHASE_READY);
   EXPECT_EQ(status.ranks(0).op(), 6u);
+  EXPECT_TRUE(status.ranks(0).has_deterministic());
+  EXPECT_FALSE(status.ranks(0).deterministic());
+  EXPECT_FALSE(status.ranks(1).has_deterministic());  // nothing is loaded there
   EXPECT_EQ(status.ranks(0).heartbeat_age().nanos(), 20'000'000);
   EXPECT_EQ(status.ranks(1).phase(), v1::RANK_PHASE_MISSING);
   EXPECT_EQ(status.model(), "tiny");

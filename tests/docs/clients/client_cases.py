@@ -207,6 +207,7 @@ class Cases:
             streamed = self.caller.generate(address(port), what, timeout=8, wait_for_ready=wait)
             taken = time.monotonic() - start
             whole = self.caller.complete(address(port), complete_request(what), timeout=4, wait_for_ready=wait)
+            self.assertRegex(whole.message, r" \(after \d+\.\d s, 1 call\)$")
             print(f"wait_for_ready={wait}: {taken:.1f} s, {streamed.message}")
             self.assertEqual((streamed.code, whole.code), (code,) * 2, streamed.message)
             self.assertEqual((streamed.resumes, taken >= 7.9), (0, wait))
@@ -217,6 +218,7 @@ class Cases:
         self.assertEqual((streamed.code, whole.code), ("DEADLINE_EXCEEDED",) * 2)
         for message in (streamed.message, whole.message):
             self.assertTrue(message.startswith("the timeout is 0 or less"), message)
+        self.assertRegex(whole.message, r" \(after 0\.0 s, 0 calls\)$")
 
     def test_a_whole_answer_has_a_request_id(self):
         what = complete_request(request(17))
@@ -286,6 +288,7 @@ class Cases:
         outcome = self.caller.complete(address(self.port), pb.CompleteRequest(text="x", model="no-such"), timeout=PATIENCE_S)
         self.assertEqual((outcome.code, outcome.reason), ("NOT_FOUND", "MODEL_NOT_FOUND"))
         self.assertIn("no-such", outcome.message)
+        self.assertNotIn("(after", outcome.message)
 
     def test_overload_is_waited_out_as_the_service_asks(self):
         with Service(golden_model("tiny-llama-q"), workers=1,

@@ -33,6 +33,7 @@ class TestGpu {
   }
   const DeviceKernels& kernels() { return *device_->kernels(); }
   DeviceStream& stream() { return *stream_; }
+  int multiprocessors() const { return device_->facts().multiprocessors; }
 
   template <typename T>
   DeviceBuffer Upload(const std::vector<T>& values) {
@@ -174,12 +175,14 @@ inline bool SameBits(const LinearResult& a, const LinearResult& b) {
                     [](float p, float q) { return SameBits(p, q); });
 }
 
-// One or more matrices, each with its own output, `pad` values longer than its rows.
+// One or more matrices, each with its own output, `pad` values longer than its rows, on m rows of
+// activations.
 inline std::vector<LinearResult> RunLinear(const std::vector<const PackedMatrix*>& matrices,
-                                           const HostActivations& x, int64_t segments_total = 1,
-                                           const std::vector<float>& bias = {}, int64_t pad = 0) {
+                                           const DeviceActivations& x, int64_t m,
+                                           int64_t segments_total = 1,
+                                           const std::vector<float>& bias = {}, int64_t pad = 0,
+                                           bool deterministic = true) {
   TestGpu& gpu = TestGpu::Get();
-  const UploadedActivations activations(x);
   std::vector<UploadedMatrix> uploaded;
   std::vector<DeviceBuffer> outputs, poisons, biases;
   std::vector<DeviceLinear> members;
@@ -190,8 +193,9 @@ inline std::vector<LinearResult> RunLinear(const std::vector<const PackedMatrix*
     member.w = &uploaded.emplace_back(*matrix).get();
     member.stride = matrix->rows() + pad;
     member.segments_total = segments_total;
-    outputs.push_back(gpu.Empty(x.m * member.stride * (segmented ? 8 : 4)));
-    poisons.push_back(gpu.Upload(std::vector<int64_t>(x.m, 0)));
+    member.deterministic = deterministic;
+    outputs.push_back(gpu.Empty(m * member.stride * (segmented ? 8 : 4)));
+    poisons.push_back(gpu.Upload(std::vector<int64_t>(m, 0)));
     if (segmented) {
       member.sums = outputs.back().as<int64_t>();
       member.poison = poisons.back().as<int64_t>();
@@ -204,12 +208,12 @@ inline std::vector<LinearResult> RunLinear(const std::vector<const PackedMatrix*
     }
     members.push_back(member);
   }
-  CHECK_OK(gpu.kernels().Linear(members, activations.get(), x.m, gpu.stream()));
+  CHECK_OK(gpu.kernels().Linear(members, x, m, gpu.stream()));
   gpu.Sync();
   std::vector<LinearResult> results(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
     const size_t rows = static_cast<size_t>(members[i].w->rows()), stride = rows + pad;
-    for (int64_t row = 0; row < x.m; ++row) {
+    for (int64_t row = 0; row < m; ++row) {
       // Row by row: what lies between rows is never written.
       if (segmented) {
         const DeviceBuffer at(outputs[i].as<int64_t>() + row * stride, rows * 8, [](void*) {});
@@ -219,9 +223,16 @@ inline std::vector<LinearResult> RunLinear(const std::vector<const PackedMatrix*
         for (const float v : gpu.Download<float>(at, rows)) results[i].y.push_back(v);
       }
     }
-    if (segmented) results[i].poison = gpu.Download<int64_t>(poisons[i], x.m);
+    if (segmented) results[i].poison = gpu.Download<int64_t>(poisons[i], m);
   }
   return results;
+}
+inline std::vector<LinearResult> RunLinear(const std::vector<const PackedMatrix*>& matrices,
+                                           const HostActivations& x, int64_t segments_total = 1,
+                                           const std::vector<float>& bias = {}, int64_t pad = 0,
+                                           bool deterministic = true) {
+  return RunLinear(matrices, UploadedActivations(x).get(), x.m, segments_total, bias, pad,
+                   deterministic);
 }
 inline LinearResult RunLinear(const PackedMatrix& matrix, const HostActivations& x,
                               int64_t segments_total = 1) {

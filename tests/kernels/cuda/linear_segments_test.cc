@@ -222,6 +222,19 @@ TEST_F(CudaSegments, SumsBeyondTheLimitPoison) {
   }
 }
 
+// As many as a launch takes.
+TEST_F(CudaSegments, EightMatricesOfALaunchGiveTheBitsOfEach) {
+  std::vector<PackedMatrix> matrices;
+  std::vector<const PackedMatrix*> members;
+  for (uint32_t i = 0; i < 8; ++i)
+    matrices.push_back(RandomMatrix(IntSpec(8 + i, 64, {4, 32}), 300 + i));
+  for (const PackedMatrix& matrix : matrices) members.push_back(&matrix);
+  const HostActivations x(RandomFloats(3 * 64, 299), 3, 64, 64);
+  const std::vector<LinearResult> together = RunLinear(members, x);
+  for (size_t i = 0; i < members.size(); ++i)
+    EXPECT_TRUE(SameBits(together[i], RunLinear(matrices[i], x))) << i;
+}
+
 TEST_F(CudaSegments, ARankWithoutColumnsHasZeroSums) {
   for (const PackedSpec& spec : {Q4Spec(33, 0), PackedSpec{.rows = 33, .cols = 0},
                                  IntSpec(33, 0, {3, 128, ScaleKind::kF32})}) {

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/cuda/emu/counters.h"
 #include "kernels/cuda/emu/options.h"
 #include "kernels/registry/device_kernels.h"
 #include "tests/kernels/cuda/linear_on_device.h"
@@ -125,6 +126,9 @@ TEST_F(CudaLinear, ManyTokensGiveTheBitsOfFew) {
                              odd ? ScaleOffset::kZero : ScaleOffset::kMin, 16}));
     specs.push_back(IntSpec(24, 576, {bits, 16, ScaleKind::kSuperS8, ScaleOffset::kNone, 240}));
   }
+  // Cells of whole tiles, for which few tokens have a loop of their own.
+  specs.push_back(IntSpec(24, 1216, {8, 128, ScaleKind::kF16, ScaleOffset::kZero, 64}));
+  specs.push_back({.rows = 24, .cols = 1216, .type = PackedSpec::Type::kBf16});
   for (const auto type : {PackedSpec::Type::kF16, PackedSpec::Type::kBf16})
     specs.push_back({.rows = 40, .cols = 90, .type = type});
   uint32_t seed = 1000;
@@ -140,6 +144,47 @@ TEST_F(CudaLinear, ManyTokensGiveTheBitsOfFew) {
             << spec.Describe() << " token " << first + i / n << " row " << i % n << ": " << few.y[i]
             << " and " << many.y[first * n + i];
       }
+    }
+  }
+}
+
+// So many rows that a warp takes two row tiles at once, the last one without its second, and so
+// many columns that a warp goes through its tiles in more than one round. A few of the rows alone
+// are computed one row tile a warp.
+TEST_F(CudaLinear, TwoRowTilesAWarpGiveTheBitsOfOne) {
+  const uint64_t blocks = 2 * static_cast<uint64_t>(TestGpu::Get().multiprocessors());
+  const uint64_t n = 32 * blocks - 24, k = 64 * (8 * 7 + 3);
+  constexpr ScaleOffset kNone = ScaleOffset::kNone, kZero = ScaleOffset::kZero;
+  uint32_t seed = 1500;
+  for (const SpecForm& form : std::vector<SpecForm>{{2, 128, ScaleKind::kF16, kNone},
+                                                    {3, 64, ScaleKind::kBf16, kZero},
+                                                    {4, 128, ScaleKind::kF16, kZero, 64},
+                                                    {5, 192, ScaleKind::kF16, kZero, 64},
+                                                    {6, 0, ScaleKind::kBf16, kNone},
+                                                    {7, 64, ScaleKind::kF16, kNone},
+                                                    {8, 128, ScaleKind::kBf16, kZero}}) {
+    const RawMatrix raw = RandomRaw(IntSpec(n, k, form), ++seed);
+    const int64_t m = seed % 2 == 0 ? 7 : 16;
+    const HostActivations x(RandomFloats(m * k, seed), m, static_cast<int64_t>(k), 0);
+    emu::ResetCounters();
+    const LinearResult whole = RunLinear(Pack(raw), x);
+    const emu::Counters counters = emu::GetCounters();
+    if (counters.launches > 0) {  // none are counted on a GPU
+      EXPECT_EQ(counters.blocks, blocks) << raw.spec.Describe();
+    }
+    for (const auto& [begin, end] : {std::pair<uint64_t, uint64_t>{0, 33}, {n - 40, n}}) {
+      const PackedMatrix w = Pack(CutRows(raw, begin, end));
+      const LinearResult part = RunLinear(w, x);
+      for (int64_t i = 0; i < m * w.rows(); ++i) {
+        const auto token = static_cast<uint64_t>(i / w.rows()), row = begin + i % w.rows();
+        ASSERT_TRUE(SameBits(part.y[i], whole.y[token * n + row]))
+            << raw.spec.Describe() << " m=" << m << " token " << token << " row " << row << ": "
+            << part.y[i] << " and " << whole.y[token * n + row];
+      }
+      const double error = NormError(
+          w, x, [&](int64_t token, int64_t row) { return part.y[token * w.rows() + row]; });
+      EXPECT_LE(error, LinearErrorBound(x.cols, form.group_size == 0 ? x.cols : form.group_size))
+          << raw.spec.Describe();
     }
   }
 }

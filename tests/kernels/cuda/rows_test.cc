@@ -9,10 +9,10 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/thread_pool.h"
+#include "kernels/cuda/emu/counters.h"
 #include "kernels/registry/device_kernels.h"
 #include "kernels/registry/elementwise.h"
-#include "kernels/registry/reduction.h"
-#include "tests/kernels/cuda/linear_on_device.h"
+#include "tests/kernels/cuda/rows_on_device.h"
 #include "tests/kernels/random_matrix.h"
 
 namespace bitshard {
@@ -26,77 +26,14 @@ class CudaRows : public testing::Test {
   void TearDown() override { ExpectNoFindings(); }
 };
 
-// Memory for a form of m rows.
-struct DeviceForm {
-  DeviceForm(int64_t m, int64_t cols, int64_t segment_cols, bool half, bool x) {
-    TestGpu& gpu = TestGpu::Get();
-    form.cols = cols;
-    form.segment_cols = segment_cols;
-    form.padded_cols = (cols + 63) / 64 * 64;
-    if (half) {
-      buffers.push_back(gpu.Empty(m * form.padded_cols * sizeof(uint16_t)));
-      form.half = buffers.back().as<uint16_t>();
-      buffers.push_back(gpu.Empty(m * form.segments() * sizeof(float)));
-      form.scale = buffers.back().as<float>();
-      buffers.push_back(gpu.Empty(m * form.padded_cols / 16 * sizeof(float)));
-      form.run_sum = buffers.back().as<float>();
-    }
-    if (x) {
-      buffers.push_back(gpu.Empty(m * cols * sizeof(float)));
-      form.x = buffers.back().as<float>();
-    }
-  }
-  DeviceActivations form;
-  std::vector<DeviceBuffer> buffers;
-};
-
-template <typename T>
-std::vector<T> DownloadFrom(const T* device, size_t count) {
-  const DeviceBuffer view(const_cast<T*>(device), count * sizeof(T), [](void*) {});
-  return TestGpu::Get().Download<T>(view, count);
-}
-
-::testing::AssertionResult SameFloats(const std::vector<float>& got,
-                                      const std::vector<float>& want) {
-  if (got.size() != want.size()) return testing::AssertionFailure() << "sizes differ";
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (!SameBits(got[i], want[i]))
-      return testing::AssertionFailure() << "[" << i << "] " << got[i] << " for " << want[i];
-  }
-  return testing::AssertionSuccess();
-}
-
-void ExpectForm(const DeviceForm& got, const HostActivations& want, const std::string& what) {
-  EXPECT_EQ(DownloadFrom(got.form.half, want.half.size()), want.half) << what;
-  EXPECT_TRUE(SameFloats(DownloadFrom(got.form.scale, want.scale.size()), want.scale)) << what;
-  EXPECT_TRUE(SameFloats(DownloadFrom(got.form.run_sum, want.run_sum.size()), want.run_sum))
-      << what;
-  if (got.form.x != nullptr) {
-    EXPECT_TRUE(SameFloats(DownloadFrom(got.form.x, want.x.size()), want.x)) << what;
-  }
-}
-
-struct Shape {
-  int64_t m, cols, segment_cols;
-};
-// Tails of pairs, runs, tiles and segments; segments that are no multiple of 16; one that is longer
-// than the row.
-constexpr Shape kShapes[] = {{1, 1, 0},    {2, 15, 0},   {3, 64, 0},   {2, 90, 0},    {1, 1040, 0},
-                             {2, 640, 64}, {1, 200, 64}, {3, 100, 48}, {1, 272, 16},  {2, 120, 20},
-                             {1, 77, 7},   {2, 40, 64},  {1, 33, 128}, {1, 2304, 128}};
-
-std::string Name(const Shape& s) {
-  return "m=" + std::to_string(s.m) + " cols=" + std::to_string(s.cols) + " segments of " +
-         std::to_string(s.segment_cols);
-}
-
 TEST_F(CudaRows, PrepareGivesTheFormByItsDefinition) {
   TestGpu& gpu = TestGpu::Get();
   uint32_t seed = 1;
   for (const Shape& shape : kShapes) {
     for (const int gap : {0, 3}) {  // an odd stride takes the unaligned loads
       std::vector<float> values = RandomFloats(shape.m * shape.cols, ++seed, 3.0f);
-      values[0] = 40000;  // one that dwarfs its segment
+      // One that dwarfs its segment and the one before it.
+      values[shape.segment_cols < shape.cols ? shape.segment_cols : 0] = 40000;
       const int64_t stride = shape.cols + gap;
       std::vector<float> spread(shape.m * stride);
       for (int64_t row = 0; row < shape.m; ++row)
@@ -195,7 +132,7 @@ TEST_F(CudaRows, NormIsNearTheExactOneAndPreparesItsResult) {
     const DeviceBuffer y = gpu.Empty(values.size() * sizeof(float));
     DeviceForm with_y(shape.m, shape.cols, shape.segment_cols, true, false);
     DeviceForm alone(shape.m, shape.cols, shape.segment_cols, true, true);
-    DeviceKernels::NormRows args;
+    DeviceNorm args;
     args.x = x.as<float>();
     args.weight = weight.as<float>();
     args.epsilon = kEpsilon;
@@ -236,7 +173,7 @@ TEST_F(CudaRows, NormOfARowThatIsNotFiniteIsNan) {
   const DeviceBuffer x = gpu.Upload(values), weight = gpu.Upload(RandomFloats(64, 32));
   const DeviceBuffer y = gpu.Empty(values.size() * sizeof(float));
   DeviceForm form(3, 64, 0, true, false);
-  DeviceKernels::NormRows args;
+  DeviceNorm args;
   args.x = x.as<float>();
   args.weight = weight.as<float>();
   args.epsilon = 1e-6f;
@@ -280,7 +217,7 @@ TEST_F(CudaRows, GatedGivesTheBitsOfTheCpuAndPreparesThem) {
       const DeviceBuffer in = gpu.Upload(both), y = gpu.Empty(count * sizeof(float));
       DeviceForm with_y(shape.m, shape.cols, shape.segment_cols, true, true);
       DeviceForm alone(shape.m, shape.cols, shape.segment_cols, true, true);
-      DeviceKernels::GatedRows args;
+      DeviceGated args;
       args.gate = in.as<float>();
       args.up = in.as<float>() + shape.cols;
       args.in_stride = stride;
@@ -299,55 +236,6 @@ TEST_F(CudaRows, GatedGivesTheBitsOfTheCpuAndPreparesThem) {
       ExpectForm(alone, host, Name(shape));
     }
   }
-}
-
-TEST_F(CudaRows, SumGivesTheBitsOfTheCpuAndMarksPoison) {
-  TestGpu& gpu = TestGpu::Get();
-  constexpr int64_t kRows = 3;
-  for (const int64_t width : {1, 255, 600}) {
-    std::vector<int64_t> sums;
-    for (const float v : RandomFloats(kRows * width, 50, 1000.0f)) sums.push_back(F32ToFixed(v));
-    sums[0] = std::numeric_limits<int64_t>::min() + 1;
-    sums.back() = (int64_t{1} << 53) + 1;  // rounds in double
-    const std::vector<float> bias = RandomFloats(width, 51);
-    const std::vector<float> residual = RandomFloats(kRows * width, 52);
-    std::vector<float> want;
-    for (int64_t i = 0; i < kRows * width; ++i) {
-      want.push_back(i / width == 1 ? kNan : residual[i] + (FixedToF32(sums[i]) + bias[i % width]));
-    }
-    const DeviceBuffer in = gpu.Upload(sums), on_bias = gpu.Upload(bias);
-    const DeviceBuffer x = gpu.Upload(residual);
-    const DeviceBuffer poison = gpu.Upload(std::vector<int64_t>{0, 2, 0});
-    const DeviceBuffer poisoned = gpu.Upload(std::vector<uint8_t>{0, 0, 1});
-    DeviceKernels::SumRows args;
-    args.in = in.as<int64_t>();
-    args.poison = poison.as<int64_t>();
-    args.bias = on_bias.as<float>();
-    args.residual = args.x = x.as<float>();  // in place
-    args.poisoned = poisoned.as<uint8_t>();
-    args.m = kRows;
-    args.width = width;
-    CHECK_OK(gpu.kernels().Sum(args, gpu.stream()));
-    EXPECT_TRUE(SameFloats(gpu.Download<float>(x, want.size()), want)) << width;
-    EXPECT_EQ(gpu.Download<uint8_t>(poisoned, kRows), (std::vector<uint8_t>{0, 1, 1}));
-  }
-}
-
-TEST_F(CudaRows, SumTakesRawBits) {
-  TestGpu& gpu = TestGpu::Get();
-  std::vector<float> want = RandomFloats(2 * 300, 60);
-  want[7] = -0.0f;
-  std::vector<int64_t> bits;
-  for (const float v : want) bits.push_back(int64_t{std::bit_cast<uint32_t>(v)});
-  const DeviceBuffer in = gpu.Upload(bits), x = gpu.Empty(want.size() * sizeof(float));
-  DeviceKernels::SumRows args;
-  args.in = in.as<int64_t>();
-  args.raw_bits = true;
-  args.x = x.as<float>();
-  args.m = 2;
-  args.width = 300;
-  CHECK_OK(gpu.kernels().Sum(args, gpu.stream()));
-  EXPECT_TRUE(SameFloats(gpu.Download<float>(x, want.size()), want));
 }
 
 TEST_F(CudaRows, AddAndGatherRows) {
@@ -376,6 +264,59 @@ TEST_F(CudaRows, MarkStoresOneWord) {
   const DeviceBuffer words = gpu.Upload(std::vector<uint64_t>{1, 2, 3});
   CHECK_OK(gpu.kernels().Mark(words.as<uint64_t>() + 1, 0x123456789abcdefull, gpu.stream()));
   EXPECT_EQ(gpu.Download<uint64_t>(words, 3), (std::vector<uint64_t>{1, 0x123456789abcdefull, 3}));
+}
+
+// Rows of whole blocks have no block more.
+TEST_F(CudaRows, NoBlockIsWithoutWork) {
+  TestGpu& gpu = TestGpu::Get();
+  const DeviceBuffer x = gpu.Upload(RandomFloats(4096, 80)), y = gpu.Empty(4096 * sizeof(float));
+  const DeviceBuffer two = gpu.Upload(std::vector<int32_t>{1, 0});
+  const DeviceBuffer sums = gpu.Upload(std::vector<int64_t>(2 * 512, 1));
+  const auto expect_blocks = [&](uint64_t blocks, const char* what, const absl::Status& launched) {
+    CHECK_OK(launched);
+    gpu.Sync();
+    const emu::Counters counters = emu::GetCounters();
+    if (counters.launches > 0) {
+      EXPECT_EQ(counters.blocks, blocks) << what;
+    }
+    emu::ResetCounters();
+  };
+  emu::ResetCounters();
+  const DeviceKernels& kernels = gpu.kernels();
+  const float* const in = x.as<float>();
+  float* const out = y.as<float>();
+  expect_blocks(4, "add", kernels.Add(in, in, out, 2, 512, gpu.stream()));
+  expect_blocks(4, "gather rows",
+                kernels.GatherRows(in, two.as<int32_t>(), 2, 512, out, gpu.stream()));
+  DeviceSum sum;
+  sum.in = sums.as<int64_t>();
+  sum.raw_bits = true;
+  sum.x = out;
+  sum.m = 2;
+  sum.width = 512;
+  expect_blocks(4, "sum", kernels.Sum(sum, gpu.stream()));
+  DeviceGated gated;
+  gated.gate = in;
+  gated.up = in + 1024;
+  gated.in_stride = 2048;
+  gated.y = out;
+  gated.m = 2;
+  gated.width = 1024;
+  expect_blocks(4, "gated", kernels.Gated(gated, gpu.stream()));
+  DeviceForm form(2, 256, 16, true, false);
+  expect_blocks(4, "prepare", kernels.Prepare(in, 256, 2, form.form, gpu.stream()));
+  const DeviceBuffer inv_freq = gpu.Upload(std::vector<double>(8, 0.5));
+  DeviceRope rope;
+  rope.inv_freq = inv_freq.as<double>();
+  rope.rotary_dim = 16;
+  DeviceTokens tokens;
+  tokens.position = two.as<int32_t>();
+  expect_blocks(4, "rotate",
+                kernels.Rotate(x.as<float>(), 256, 16, 16, rope, tokens, 2, gpu.stream()));
+  const UploadedMatrix w(RandomMatrix(Q4Spec(2, 256), 81));
+  const DeviceBuffer bits = gpu.Empty(2 * 256 * sizeof(int64_t));
+  expect_blocks(4, "gather",
+                kernels.Gather(w.get(), 0, two.as<int32_t>(), 2, bits.as<int64_t>(), gpu.stream()));
 }
 
 TEST_F(CudaRows, NoRowsLaunchNothing) {

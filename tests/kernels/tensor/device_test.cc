@@ -186,6 +186,21 @@ TEST_P(DeviceContract, WorkGetsDoneByAsking) {
   EXPECT_EQ(Bytes(out), Bytes(host));
 }
 
+TEST_P(DeviceContract, TimedEventsTellHowLongTheWorkBetweenThemTook) {
+  const auto before = device_->NewTimedEvent(), after = device_->NewTimedEvent();
+  ASSERT_TRUE(before.ok() && after.ok()) << before.status() << after.status();
+  const DeviceBuffer device = OnDevice(1 << 20);
+  ASSERT_TRUE(device_->Record(**before, *stream_).ok());
+  ASSERT_TRUE(device_->Fill(device.data(), 1, 1 << 20, *stream_).ok());
+  ASSERT_TRUE(device_->Record(**after, *stream_).ok());
+  ASSERT_TRUE(device_->Sync(*stream_).ok());
+  const auto took = device_->ElapsedNs(**before, **after);
+  const auto back = device_->ElapsedNs(**after, **before);
+  ASSERT_TRUE(took.ok() && back.ok()) << took.status() << back.status();
+  EXPECT_GT(*took, 0);
+  EXPECT_EQ(*back, -*took);
+}
+
 TEST_P(DeviceContract, AnyThreadMayAskWhetherWorkIsDone) {
   const std::unique_ptr<DeviceEvent> event = NewEvent();
   const DeviceBuffer device = OnDevice(100);

@@ -61,7 +61,7 @@ TEST_F(SoloDevice, AbortEndsAWaitForADeviceThatHangs) {
   ASSERT_TRUE(device_->Record(*event_, *stream_).ok());
   std::thread other([&] { solo_->Abort(); });
   EXPECT_EQ(solo_->Await(*event_), CollectiveAbort(0));
-  EXPECT_EQ(solo_->AllReduceSum(nullptr, 0, *stream_), CollectiveAbort(0));
+  EXPECT_EQ(solo_->AllReduceSum(static_cast<int64_t*>(nullptr), 0, *stream_), CollectiveAbort(0));
   other.join();
   hangs = false;
 }

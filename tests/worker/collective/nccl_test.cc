@@ -1,18 +1,13 @@
-// Ranks on GPUs over NCCL: the real nccl.cc and device_cuda.cc on fakes of NCCL and of the CUDA
-// runtime, as processes and as threads (each with a device of its own).
+// Operations of ranks on GPUs over NCCL, and how they end.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <functional>
-#include <iterator>
 #include <memory>
 #include <signal.h>
 #include <string>
 #include <thread>
-#include <unistd.h>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,11 +18,11 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
-#include "kernels/base/status_macros.h"
 #include "kernels/tensor/device.h"
 #include "tests/support/fake_cudart.h"
-#include "tests/support/file_rendezvous.h"
+#include "tests/support/fake_nccl.h"
 #include "tests/support/forked_ranks.h"
+#include "tests/worker/collective/nccl_ranks.h"
 #include "worker/collective/collective.h"
 #include "worker/collective/device_collective.h"
 
@@ -38,147 +33,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
 // Of operations that are to be late. Ranks begin the first one together (MeetIn).
 constexpr absl::Duration kShort = absl::Milliseconds(500);
-
-std::string NewId() {
-  static std::atomic<int> next{0};
-  return absl::StrCat("nccl-", getpid(), "-", next++);
-}
-
-// Until all ranks have come here, without the collective.
-absl::Status MeetIn(const std::string& place, int rank, int world) {
-  return FileRendezvous(place, rank, world)("here").status();
-}
-
-// One rank, on device `rank` of the fake machine.
-struct Rank {
-  std::unique_ptr<Device> device;
-  std::unique_ptr<DeviceStream> stream;
-  std::unique_ptr<DeviceEvent> event;
-  std::unique_ptr<DeviceCollective> collective;
-
-  DeviceCollective& operator*() const { return *collective; }
-  int rank() const { return collective->rank(); }
-  int world() const { return collective->world(); }
-
-  absl::Status Await() const {
-    RETURN_IF_ERROR(device->Record(*event, *stream));
-    return collective->Await(*event);
-  }
-};
-
-struct Plan {
-  std::string id;
-  int rank = 0, world = 1;
-  absl::Duration operation_timeout = kPatience;
-  uint64_t epoch = 1;
-};
-
-absl::StatusOr<Rank> Join(const Plan& plan) {
-  Rank rank;
-  ASSIGN_OR_RETURN(rank.device, OpenDevice("cuda", plan.rank));
-  ASSIGN_OR_RETURN(rank.stream, rank.device->NewStream());
-  ASSIGN_OR_RETURN(rank.event, rank.device->NewEvent());
-  DeviceGroup group;
-  group.id = plan.id;
-  group.epoch = plan.epoch;
-  group.rank = plan.rank;
-  group.world = plan.world;
-  group.tell = FileRendezvous(plan.id, plan.rank, plan.world);
-  group.device = rank.device.get();
-  group.operation_timeout = plan.operation_timeout;
-  ASSIGN_OR_RETURN(rank.collective, JoinDeviceCollective("nccl", group, kPatience));
-  return rank;
-}
-
-// An empty text is success.
-using Body = std::function<std::string(Rank&)>;
-
-std::string JoinAndRun(const Plan& plan, const Body& body) {
-  absl::StatusOr<Rank> rank = Join(plan);
-  return rank.ok() ? body(*rank) : rank.status().ToString();
-}
-
-std::string Text(const absl::Status& status) { return status.ok() ? "" : status.ToString(); }
-
-#define RETURN_IF_ERROR_TEXT(expression)             \
-  do {                                               \
-    const std::string error_text = Text(expression); \
-    if (!error_text.empty()) return error_text;      \
-  } while (false)
-
-// TSan ends a child that was forked beside other threads than its own one: first those of the
-// fake's streams are waited for, which go by themselves.
-ForkedRanks Fork(int world, const std::function<std::string(int)>& body) {
-  const auto threads = [] {
-    const std::filesystem::directory_iterator tasks("/proc/self/task");
-    return std::distance(begin(tasks), end(tasks));
-  };
-  for (int i = 0; i < 1000 && threads() > 2; ++i) absl::SleepFor(absl::Milliseconds(1));
-  return ForkedRanks(0, world, body);
-}
-
-// What each rank says. `Plan::rank` is filled in.
-std::vector<std::string> RunProcesses(Plan plan, const Body& body) {
-  ForkedRanks ranks = Fork(plan.world, [&](int rank) {
-    const fake::ScopedCudaMachine machine({.devices = plan.world});
-    plan.rank = rank;
-    return JoinAndRun(plan, body);
-  });
-  std::vector<std::string> said(plan.world);
-  for (int r = 0; r < plan.world; ++r) said[r] = ranks.Wait(r);
-  return said;
-}
-
-std::vector<std::string> RunThreads(const Plan& plan, const Body& body) {
-  const fake::ScopedCudaMachine machine({.devices = plan.world});
-  std::vector<std::string> said(plan.world);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < plan.world; ++r) {
-    threads.emplace_back([&, r] {
-      Plan mine = plan;
-      mine.rank = r;
-      said[r] = JoinAndRun(mine, body);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return said;
-}
-
-// In 2, 3 and 4 ranks, as processes and as threads.
-void EveryWay(const Body& body) {
-  for (int world = 2; world <= 4; ++world) {
-    const std::vector<std::string> good(world);
-    EXPECT_EQ(RunProcesses({.id = NewId(), .world = world}, body), good) << world << " processes";
-    EXPECT_EQ(RunThreads({.id = NewId(), .world = world}, body), good) << world << " threads";
-  }
-}
-
-// On the device, for the length of a test's body.
-class Values {
- public:
-  Values(const Rank& rank, const std::vector<int64_t>& values)
-      : rank_(rank), data_(*rank.device->Alloc(values.size() * sizeof(int64_t))) {
-    std::vector<int64_t> copy = values;
-    CHECK(rank.device->Copy(data(), copy.data(), data_.bytes(), *rank.stream).ok());
-    CHECK(rank.device->Sync(*rank.stream).ok());
-  }
-  int64_t* data() const { return data_.as<int64_t>(); }
-  size_t count() const { return data_.bytes() / sizeof(int64_t); }
-  // After a wait.
-  std::vector<int64_t> Back() const {
-    std::vector<int64_t> values(count());
-    CHECK(rank_.device->Copy(values.data(), data(), data_.bytes(), *rank_.stream).ok());
-    CHECK(rank_.device->Sync(*rank_.stream).ok());
-    return values;
-  }
-
- private:
-  const Rank& rank_;
-  DeviceBuffer data_;
-};
 
 TEST(Nccl, SelfTestOfTheHostsOperationsPasses) {
   EveryWay([](Rank& rank) { return Text(SelfTestCollective(*rank)); });
@@ -212,6 +68,34 @@ TEST(Nccl, SumsOfDeviceMemoryAreExactAndWrap) {
     RETURN_IF_ERROR_TEXT((*rank).AllReduceSum(values.data(), mine.size(), *rank.stream));
     RETURN_IF_ERROR_TEXT(rank.Await());
     return values.Back() == want ? "" : "a wrong sum";
+  });
+}
+
+TEST(Nccl, SumsOfFloatsAreTheSameOnAllRanks) {
+  EveryWay([](Rank& rank) -> std::string {
+    const int world = rank.world();
+    std::vector<float> mine(70'001);
+    for (size_t i = 0; i < mine.size(); ++i)
+      mine[i] = 1 / static_cast<float>(i % 1000 + 3 * rank.rank() + 1);
+    const ValuesOf<float> values(rank, mine);
+    RETURN_IF_ERROR_TEXT((*rank).AllReduceSum(values.data(), mine.size(), *rank.stream));
+    RETURN_IF_ERROR_TEXT(rank.Await());
+    const std::vector<float> got = values.Back();
+    for (size_t i = 0; i < got.size(); ++i) {
+      double want = 0;
+      for (int r = 0; r < world; ++r) want += 1 / static_cast<double>(i % 1000 + 3 * r + 1);
+      // Each addition, and each value, rounded once.
+      if (std::abs(got[i] - want) > want * world * 0x1p-23) return absl::StrCat("wrong at ", i);
+    }
+    std::vector<float> all(got.size() * world);
+    RETURN_IF_ERROR_TEXT((*rank).AllGather(
+        absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(got.data()), got.size() * 4),
+        absl::MakeSpan(reinterpret_cast<uint8_t*>(all.data()), all.size() * 4)));
+    for (int r = 0; r < world; ++r) {
+      if (!std::equal(got.begin(), got.end(), all.begin() + r * got.size()))
+        return absl::StrCat("rank ", r, " has other bits");
+    }
+    return "";
   });
 }
 
@@ -389,6 +273,26 @@ TEST(Nccl, AbortFromAnotherThreadEndsAWait) {
     return IsCollectiveAbort(status) ? "" : status.ToString();
   });
   EXPECT_EQ(said, std::vector<std::string>(2));
+}
+
+// Each call stays in NCCL for a while: the watchdog's looks fall into calls and looks of the step
+// thread. Two threads that find a call of the background over would free it twice.
+TEST(Nccl, TheWatchdogDoesNotLookWhileTheStepThreadIsInNccl) {
+  const Plan plan = {.id = NewId(), .world = 2};
+  ForkedRanks ranks = Fork(2, [&](int r) {
+    setenv("BITSHARD_FAKE_NCCL_CALL_US", "3000", 1);
+    const fake::ScopedCudaMachine machine({.devices = 2});
+    Plan mine = plan;
+    mine.rank = r;
+    const std::string said = JoinAndRun(mine, [](Rank& rank) -> std::string {
+      int64_t one = 1;
+      for (int i = 0; i < 20; ++i) RETURN_IF_ERROR_TEXT((*rank).AllReduceSum({&one, 1}));
+      return one == int64_t{1} << 20 ? "" : "a wrong sum";
+    });
+    return said.empty() && fake::NcclMisuses() > 0 ? "two threads at once" : said;
+  });
+  EXPECT_EQ(ranks.Wait(0), "");
+  EXPECT_EQ(ranks.Wait(1), "");
 }
 
 // Runs a step of 2 s on both ranks' devices, whose word changes every 10 ms or not at all.

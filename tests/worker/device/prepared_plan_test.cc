@@ -36,7 +36,7 @@ class PreparedPlanTest : public testing::Test {
     down.set_segment_cols(64);
     const uint32_t y = Add("reduce", {sums}, 100);
     graph_.mutable_nodes(5)->mutable_all_reduce();
-    Add("add", {x, y}, 100);
+    sum_ = Add("add", {x, y}, 100);
     graph_.mutable_nodes(6)->mutable_residual_add();
   }
 
@@ -57,13 +57,30 @@ class PreparedPlanTest : public testing::Test {
   }
 
   ModelGraph graph_;
-  uint32_t norm_ = 0, act_ = 0;
+  uint32_t norm_ = 0, act_ = 0, sum_ = 0;
 };
 
 TEST_F(PreparedPlanTest, GroupsAreMatricesOfOneInputAndTheSumWithItsResidual) {
   std::vector<int> counts;
   for (const NodeGroup& group : GroupForDevice(graph_)) counts.push_back(group.count);
   EXPECT_EQ(counts, (std::vector<int>{1, 2, 1, 1, 2}));
+}
+
+TEST_F(PreparedPlanTest, TheNormOfASumIsInItsGroupAndThatOfAnotherValueIsNot) {
+  const auto last_counts = [&] {
+    std::vector<int> counts;
+    for (const NodeGroup& group : GroupForDevice(graph_)) counts.push_back(group.count);
+    return std::vector<int>(counts.begin() + 4, counts.end());
+  };
+  Add("next_norm", {act_}, 96);
+  Node& next = *graph_.mutable_nodes(7);
+  next.mutable_rms_norm();
+  EXPECT_EQ(last_counts(), (std::vector<int>{2, 1}));
+  next.set_inputs(0, sum_);
+  EXPECT_EQ(last_counts(), (std::vector<int>{3}));
+  // A sum that two read stays, and the norm with it only if it reads the sum itself.
+  graph_.mutable_nodes(3)->set_inputs(1, graph_.nodes(5).outputs(0));
+  EXPECT_EQ(last_counts(), (std::vector<int>{1, 1, 1}));
 }
 
 TEST_F(PreparedPlanTest, AFormForEveryValueThatAMatrixReads) {
@@ -77,6 +94,15 @@ TEST_F(PreparedPlanTest, AFormForEveryValueThatAMatrixReads) {
   EXPECT_EQ(plan.Find(act_, 0), nullptr);
   EXPECT_FALSE(plan.NeedsF32(norm_));
   EXPECT_FALSE(plan.NeedsF32(act_));
+}
+
+TEST_F(PreparedPlanTest, OneScaleARowForAllWithoutSegments) {
+  PreparedPlan plan(graph_, GroupForDevice(graph_), {true, true, true}, {false, false, false},
+                    /*segments=*/false);
+  EXPECT_NE(plan.Find(norm_, 0), nullptr);
+  ASSERT_NE(plan.Find(act_, 0), nullptr);
+  EXPECT_EQ(plan.Find(act_, 0)->form.segments(), 1);
+  EXPECT_EQ(plan.Find(act_, 64), nullptr);
 }
 
 TEST_F(PreparedPlanTest, NoneWhereTheRankOwnsNothing) {
@@ -94,6 +120,29 @@ TEST_F(PreparedPlanTest, AnF32MatrixReadsTheValuesThemselves) {
   plan.SetMemory(memory.data(), kRows, [&](uint32_t) { return values.data(); });
   EXPECT_EQ(plan.Find(norm_, 0)->form.x, values.data());
   EXPECT_EQ(plan.Find(act_, 64)->form.x, nullptr);
+}
+
+// q is an integer matrix, k beside it is none; down's segments let it read a8.
+TEST_F(PreparedPlanTest, AFormHasThePartsThatItsMatricesRead) {
+  std::vector<int64_t> asked;
+  PreparedPlan plan(graph_, GroupForDevice(graph_), {true, true, true}, {false, false, false},
+                    /*segments=*/true, [&](uint32_t weight, int64_t segment_cols) {
+                      asked.push_back(segment_cols);
+                      return weight != 1;
+                    });
+  EXPECT_EQ(asked, (std::vector<int64_t>{0, 0, 64}));
+  std::vector<uint8_t> memory(*plan.Place(kRows));
+  plan.SetMemory(memory.data(), kRows, [](uint32_t) { return static_cast<float*>(nullptr); });
+  const DeviceActivations& norm = plan.Find(norm_, 0)->form;
+  const DeviceActivations& act = plan.Find(act_, 64)->form;
+  EXPECT_NE(norm.half, nullptr);
+  EXPECT_EQ(act.half, nullptr);
+  EXPECT_EQ(act.a8, memory.data());
+  const uint64_t half = *PreparedPlan::FormBytes(norm, kRows, PreparedPlan::kHalf);
+  const uint64_t a8 = *PreparedPlan::FormBytes(norm, kRows, PreparedPlan::kA8);
+  EXPECT_EQ(a8, kRows * 2 * kA8RecordBytes);
+  EXPECT_EQ(norm.a8, memory.data() + half);
+  EXPECT_EQ(memory.size(), half + a8);
 }
 
 TEST_F(PreparedPlanTest, FormsOfDifferentTimesShareMemory) {

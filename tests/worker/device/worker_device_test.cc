@@ -2,6 +2,7 @@
 #include "worker/device/worker_device.h"
 
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -29,6 +30,18 @@ TEST(WorkerDevice, OpensAGpuWhereThereIsOne) {
   const auto cpu = WorkerDevice::Open(Options(AskedDevice::Kind::kCpu));
   ASSERT_TRUE(cpu.ok()) << cpu.status();
   EXPECT_EQ(*cpu, nullptr);
+}
+
+TEST(WorkerDevice, TellsOfEveryOpThatAGraphMayHave) {
+  const fake::ScopedCudaMachine machine({});
+  const auto device = WorkerDevice::Open(Options(AskedDevice::Kind::kCuda));
+  ASSERT_TRUE(device.ok()) << device.status();
+  internal::Register out;
+  (*device)->Describe(out);
+  const std::vector<std::string> ops(out.ops().begin(), out.ops().end());
+  EXPECT_EQ(ops,
+            (std::vector<std::string>{"all_reduce", "attention", "embed", "gated_act", "linear",
+                                      "lm_head", "residual_add", "rms_norm", "rope", "sample"}));
 }
 
 TEST(WorkerDevice, FallsBackOnlyWhenItMay) {

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/tensor/synthetic.h"
 #include "tests/worker/tiny_model.h"
 
 namespace bitshard {
@@ -205,6 +206,13 @@ class KeepingSink final : public WeightSink {
     }
     return kBytes;
   }
+  absl::StatusOr<uint64_t> Make(uint32_t weight, const PackedSpec& spec,
+                                const SyntheticSource& source) override {
+    PackedMatrixBuilder builder(spec);
+    FillSyntheticRows(source, 0, spec.rows, builder);
+    ++made;
+    return Take(weight, std::move(builder).Build());
+  }
   absl::StatusOr<std::shared_ptr<const DeviceWeights>> Finish(
       const std::vector<std::vector<float>>& all) override {
     vectors = all;
@@ -213,6 +221,7 @@ class KeepingSink final : public WeightSink {
 
   static constexpr uint64_t kBytes = 1000;
   bool refuses = false;
+  int made = 0;  // of those taken
   std::map<uint32_t, std::vector<std::vector<float>>> taken;
   std::vector<std::vector<float>> vectors;
 };
@@ -258,6 +267,97 @@ TEST(LoadWeights, WhatASinkRefusesEndsTheLoad) {
   const absl::Status status = LoadWeights(plan, pool, nullptr, UINT64_MAX, &sink).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "full");
+}
+
+TinyModel SyntheticTinyModel() {
+  TinyModelOptions options;
+  options.format = "ct_int5 group=32 scale=bf16 asym dense";
+  TinyModel model = MakeTinyModel(options);
+  model.index.set_synthetic_seed(7);
+  return model;
+}
+
+// Nothing is read, and what the ranks of any cut hold is the same everywhere.
+TEST(LoadWeights, SyntheticShardsAreCutsOfOneWhole) {
+  const TinyModel model = SyntheticTinyModel();
+  const RankPlan alone = CutTinyModel(model, 1)[0];
+  const auto whole = Load(alone);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ((*whole)->read_bytes, 0u);
+  for (int world = 2; world <= 3; ++world) {
+    for (const RankPlan& plan : CutTinyModel(model, world)) {
+      EXPECT_EQ(plan.load().files_size(), 0);
+      uint64_t most = 0, total = 0;
+      ThreadPool pool(2);
+      const auto weights = LoadWeights(plan, pool, [&](uint64_t done, uint64_t all) {
+        EXPECT_GE(done, most);
+        most = done;
+        total = all;
+      });
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      EXPECT_EQ(most, total);
+      EXPECT_EQ(total, (*weights)->arena_bytes);
+      for (const internal::TensorLoad& load : plan.load().tensors()) {
+        const PackedMatrix& part = (*weights)->matrices[load.weight()];
+        const std::vector<float>& vector = (*weights)->vectors[load.weight()];
+        const std::vector<float>& whole_vector = (*whole)->vectors[load.weight()];
+        for (size_t i = 0; i < vector.size(); ++i)
+          ASSERT_EQ(vector[i], whole_vector[load.col_begin() + i]);
+        std::vector<float> values(static_cast<size_t>(part.cols())), expected(load.cols());
+        for (int64_t row = 0; row < part.rows(); ++row) {
+          part.RowToF32(row, values.data());
+          (*whole)->matrices[load.weight()].RowToF32(row + static_cast<int64_t>(load.row_begin()),
+                                                     expected.data());
+          for (size_t col = 0; col < values.size(); ++col)
+            ASSERT_EQ(values[col], expected[load.col_begin() + col]) << "row " << row;
+        }
+      }
+    }
+  }
+}
+
+TEST(LoadWeights, ASinkMakesSyntheticMatricesItself) {
+  const RankPlan plan = CutTinyModel(SyntheticTinyModel(), 2)[1];
+  const auto kept = Load(plan);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  ThreadPool pool(2);
+  KeepingSink sink;
+  const auto moved = LoadWeights(plan, pool, nullptr, UINT64_MAX, &sink);
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  EXPECT_EQ(static_cast<size_t>(sink.made), sink.taken.size());
+  EXPECT_EQ(sink.vectors, (*kept)->vectors);
+  EXPECT_EQ((*moved)->padding_bytes, (*kept)->padding_bytes);
+  for (const auto& [weight, rows] : sink.taken) {
+    const PackedMatrix& matrix = (*kept)->matrices[weight];
+    ASSERT_EQ(static_cast<int64_t>(rows.size()), matrix.rows());
+    for (int64_t row = 0; row < matrix.rows(); ++row) {
+      std::vector<float> values(static_cast<size_t>(matrix.cols()));
+      matrix.RowToF32(row, values.data());
+      EXPECT_EQ(rows[static_cast<size_t>(row)], values) << weight << " row " << row;
+    }
+  }
+}
+
+TEST(LoadWeights, SyntheticPlansThatContradictThemselvesAreInvalid) {
+  const RankPlan good = CutTinyModel(SyntheticTinyModel(), 2)[0];
+  RankPlan parts = good;
+  parts.mutable_load()->mutable_tensors(0)->add_parts();
+  EXPECT_EQ(Load(parts).status().code(), absl::StatusCode::kInvalidArgument);
+  RankPlan seedless = good;
+  seedless.mutable_load()->clear_synthetic_seed();
+  EXPECT_EQ(Load(seedless).status().code(), absl::StatusCode::kInvalidArgument);
+  RankPlan read = good;
+  read.mutable_load()->set_read_bytes(1);
+  EXPECT_EQ(Load(read).status().code(), absl::StatusCode::kInvalidArgument);
+  RankPlan other = good;
+  for (int i = 0; i < other.load().tensors_size(); ++i) {
+    internal::TensorLoad& load = *other.mutable_load()->mutable_tensors(i);
+    if (load.format().substr(0, 6) != "ct_int") continue;
+    load.set_format("q4_1");
+    other.mutable_graph()->mutable_weights(static_cast<int>(load.weight()))->set_format("q4_1");
+  }
+  const absl::Status unknown = Load(other).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kUnimplemented) << unknown;
 }
 
 // Every way in which a plan can contradict itself.

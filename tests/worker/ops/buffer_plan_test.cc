@@ -58,6 +58,28 @@ TEST(PlanBuffers, SegmentSumsHaveRoomForPoisonAndLogitsOnlyForOutputs) {
   EXPECT_EQ(PlanBuffers(head, 16, 2)->arena_bytes, 2u * 64 * sizeof(float));
 }
 
+TEST(PlanBuffers, SumsApartLieAlikeWhateverTheOtherValuesAre) {
+  for (const uint64_t width : {64, 640}) {
+    ModelGraph graph;
+    AddNode(graph, {}, 32, Value::RAW_BITS);
+    AddNode(graph, {}, 48, Value::SEGMENT_SUM);
+    AddNode(graph, {}, width);  // of this rank alone
+    AddNode(graph, {0}, 32).mutable_all_reduce();
+    AddNode(graph, {}, 32, Value::SEGMENT_SUM);
+    AddNode(graph, {1}, 48).mutable_all_reduce();
+    AddNode(graph, {4}, 32).mutable_all_reduce();
+    const auto plan = PlanBuffers(graph, 16, 1, {}, /*sums_apart=*/true);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const uint64_t first = 16 * 32 * sizeof(int64_t), second = 16 * 49 * sizeof(int64_t);
+    const uint64_t third = 16 * 33 * sizeof(int64_t);
+    EXPECT_EQ(plan->offsets[0], 0u);
+    EXPECT_EQ(plan->offsets[1], first);
+    EXPECT_EQ(plan->offsets[4], first + second);  // 33 columns do not fit where 32 were
+    EXPECT_EQ(plan->sums_bytes, first + second + third);
+    EXPECT_EQ(plan->offsets[2], 0u);  // in the other arena
+  }
+}
+
 TEST(PlanBuffers, RefusesValuesThatDoNotFitTogether) {
   ModelGraph early;
   AddNode(early, {1}, 64);

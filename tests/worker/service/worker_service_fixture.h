@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include <gtest/gtest.h>
 
+#include "kernels/tensor/device.h"
 #include "tests/worker/service/fake_coordinator.h"
 #include "worker/service/worker_service.h"
 
@@ -38,6 +39,8 @@ class Log {
   }
   // How many pieces of the cache the fakes still lack memory for.
   std::atomic<int> pieces_ahead{0};
+  // The fakes' device is lost, and nobody has noticed.
+  std::atomic<bool> device_is_lost{false};
 
  private:
   mutable absl::Mutex mu_;
@@ -104,10 +107,15 @@ class FakeRunner final : public StepRunner {
     log_->Add("take cache ahead");
     return log_->pieces_ahead > 0 && --log_->pieces_ahead > 0;
   }
-  void EndEpoch() override {
-    if (collective_ == nullptr) return;
+  absl::Status EndEpoch() override {
+    if (log_->device_is_lost) {
+      log_->Add("lost at the end");
+      return DeviceLostError("cuda:0: gone");
+    }
+    if (collective_ == nullptr) return absl::OkStatus();
     log_->Add("end epoch");
     collective_.reset();
+    return absl::OkStatus();
   }
   const StepProgress& progress() const override { return progress_; }
   Collective* collective() override { return collective_.get(); }
@@ -187,6 +195,7 @@ class WorkerServiceTest : public testing::Test {
       return hang_in_self_test_ ? collective.AllReduceSum({}) : absl::OkStatus();
     };
     backend.measure_memory = measure_memory_;
+    backend.on_device_lost = [this] { log_.Add("device lost"); };
     service_ = std::make_unique<WorkerService>(std::move(options), std::move(backend), nullptr);
     thread_ = std::thread([this] { run_status_ = service_->Run(); });
   }

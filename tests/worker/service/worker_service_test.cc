@@ -105,6 +105,31 @@ TEST_F(WorkerServiceTest, EndEpochFreesAStepThatHangsAndTheNextEpochBegins) {
   EXPECT_EQ(log_.Count("load d1"), 1);
 }
 
+// What a device had not said before the communicator let go of it. Once: the process cannot go on.
+TEST_F(WorkerServiceTest, ADeviceThatIsLostWhenAnEpochEndsIsSaidAtOnceInsteadOfQuiesced) {
+  Start();
+  auto stream = AcceptRegistered();
+  Assign(*stream, 1);
+  AwaitLoaded(*stream);
+  BringUp(*stream, 1, 1);
+  log_.device_is_lost = true;
+  End(*stream, 1, 1);
+  const WorkerMessage message = stream->Next();
+  ASSERT_TRUE(message.has_failure()) << message.ShortDebugString();
+  EXPECT_TRUE(message.failure().fatal());
+  EXPECT_EQ(message.failure().epoch(), 1u);
+  EXPECT_EQ(message.failure().code(), static_cast<uint32_t>(absl::StatusCode::kInternal));
+  EXPECT_EQ(message.failure().message(), "cuda:0: gone");
+  Join(*stream, 1, 2);
+  while (log_.Count("lost at the end") < 2) std::this_thread::yield();
+  service_->Leave("the device is lost");
+  const WorkerMessage last = stream->Next();
+  EXPECT_TRUE(last.has_leaving()) << last.ShortDebugString();
+  Stop();
+  EXPECT_EQ(log_.Count("device lost"), 1);
+  EXPECT_EQ(log_.Count("join shm"), 1) << "only that of the first epoch";
+}
+
 TEST_F(WorkerServiceTest, EndEpochFreesASelfTestThatHangs) {
   hang_in_self_test_ = true;
   Start();

@@ -113,7 +113,7 @@ TEST_F(OneRank, ForeignTermOrEpochIsRefused) {
   plan.set_term(1);
   plan.set_epoch(9);
   EXPECT_EQ(group_.Run(plan).status().code(), absl::StatusCode::kFailedPrecondition);
-  group_.runner(0).EndEpoch();
+  EXPECT_TRUE(group_.runner(0).EndEpoch().ok());
   EXPECT_EQ(group_.Run(plan).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
@@ -157,7 +157,7 @@ TEST_F(OneRank, TakesTheHostsMemoryForTheCacheAheadOfPlans) {
   EXPECT_FALSE(group_.runner(0).TakeCacheAhead());
   group_.StartEpoch(2);  // a new cache
   EXPECT_TRUE(group_.runner(0).TakeCacheAhead());
-  group_.runner(0).EndEpoch();
+  EXPECT_TRUE(group_.runner(0).EndEpoch().ok());
   EXPECT_FALSE(group_.runner(0).TakeCacheAhead());
 }
 

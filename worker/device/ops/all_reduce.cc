@@ -1,11 +1,16 @@
-// all_reduce, with the residual_add that alone reads its output: the ranks' int64 values become
-// one, then f32 with bias and residual. Poison counts travel behind the sums of their tokens. The
-// host's word says afterwards how far the step has come: ranks wait for each other here.
+// all_reduce, with the residual_add that alone reads its output and the rms_norm of that: the
+// ranks' values become one, then, in one launch, f32 with bias and residual, its norm and what the
+// next matrices read. int64 sums have the poison counts of their tokens behind them; without
+// --deterministic sums are f32, and those of embedding rows still int64. The host's word says
+// afterwards how far the step has come: ranks wait for each other here.
 #include "worker/ops/all_reduce.h"
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "kernels/base/status_macros.h"
+#include "worker/device/device_norm.h"
 #include "worker/device/device_op.h"
 
 namespace bitshard {
@@ -17,31 +22,52 @@ using internal::Value;
 class DeviceAllReduce final : public DeviceOp {
  public:
   // `next`: the first node after the group.
-  DeviceAllReduce(const AllReducePart& part, const float* residual, int next)
-      : part_(part), residual_(residual), next_(static_cast<uint64_t>(next)) {}
+  DeviceAllReduce(const AllReducePart& part, bool floats, const float* residual,
+                  const std::optional<DeviceNorm>& norm, int next)
+      : part_(part),
+        floats_(floats),
+        residual_(residual),
+        norm_(norm),
+        next_(static_cast<uint64_t>(next)) {}
 
   absl::Status Enqueue(const DeviceStep& step) override {
     const int64_t m = step.tokens, width = part_.width;
-    const int64_t count = part_.raw_bits ? m * width : m * (width + 1);
-    RETURN_IF_ERROR(
-        step.collective->AllReduceSum(part_.in, static_cast<size_t>(count), *step.stream));
-    DeviceKernels::SumRows sum;
-    sum.in = part_.in;
-    sum.poison = part_.raw_bits ? nullptr : part_.in + m * width;
-    sum.raw_bits = part_.raw_bits;
+    DeviceSum sum;
+    if (floats_) {
+      float* const in = reinterpret_cast<float*>(part_.in);
+      RETURN_IF_ERROR(
+          step.collective->AllReduceSum(in, static_cast<size_t>(m * width), *step.stream));
+      sum.floats = in;
+    } else {
+      const int64_t count = part_.raw_bits ? m * width : m * (width + 1);
+      RETURN_IF_ERROR(
+          step.collective->AllReduceSum(part_.in, static_cast<size_t>(count), *step.stream));
+      sum.in = part_.in;
+      sum.poison = part_.raw_bits ? nullptr : part_.in + m * width;
+      sum.raw_bits = part_.raw_bits;
+    }
     sum.bias = part_.bias;
     sum.residual = residual_;
     sum.x = part_.y;
     sum.poisoned = step.poisoned;
     sum.m = m;
     sum.width = width;
-    RETURN_IF_ERROR(step.kernels->Sum(sum, *step.stream));
+    if (norm_.has_value()) {
+      DeviceNorm norm = *norm_;
+      norm.sum = &sum;
+      norm.m = m;
+      RETURN_IF_ERROR(step.kernels->Norm(norm, *step.stream));
+    } else {
+      RETURN_IF_ERROR(step.kernels->Sum(sum, *step.stream));
+    }
     return step.kernels->Mark(step.progress, next_, *step.stream);
   }
 
  private:
   const AllReducePart part_;
+  const bool floats_;
   const float* const residual_;  // null: none
+  const std::optional<DeviceNorm> norm_;
   const uint64_t next_;
 };
 
@@ -49,8 +75,9 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBin
   const Node& node = bind.graph().nodes(group.first);
   ASSIGN_OR_RETURN(AllReducePart part, BindAllReduce(node, bind));
   const float* residual = nullptr;
-  if (group.count == 2) {
-    const Node& add = bind.graph().nodes(group.first + 1);
+  const int end = group.first + group.count;
+  if (const Node& add = bind.graph().nodes(std::min(group.first + 1, end - 1));
+      add.has_residual_add()) {
     RETURN_IF_ERROR(NodeError(add, bind.ExpectValues(add, {Value::F32, Value::F32}, {Value::F32})));
     const uint32_t sum = node.outputs(0), out = add.outputs(0);
     const uint32_t other = add.inputs(0) == sum ? add.inputs(1) : add.inputs(0);
@@ -61,7 +88,14 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBin
     residual = bind.f32(other);
     part.y = bind.f32(out);
   }
-  return std::make_unique<DeviceAllReduce>(part, residual, group.first + group.count);
+  const bool floats = !bind.options().deterministic && !part.raw_bits;
+  std::optional<DeviceNorm> norm;
+  if (const Node& last = bind.graph().nodes(end - 1); last.has_rms_norm()) {
+    absl::StatusOr<DeviceNorm> bound = BindDeviceNorm(last, bind);
+    RETURN_IF_ERROR(NodeError(last, bound.status()));
+    norm = *bound;
+  }
+  return std::make_unique<DeviceAllReduce>(part, floats, residual, norm, end);
 }
 
 const RegisterDeviceOp kRegistered(Node::kAllReduce, "all_reduce", &Bind);

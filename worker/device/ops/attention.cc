@@ -71,6 +71,7 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBin
   attention.q_heads = config.q_heads;
   attention.scale = config.scale;
   attention.window = config.window;
+  attention.deterministic = bind.options().deterministic;
   const std::vector<int32_t> kv_head_of_q(config.kv_head_of_q.begin(), config.kv_head_of_q.end());
   ASSIGN_OR_RETURN(const uint8_t* const table,
                    bind.Table(kv_head_of_q.data(), kv_head_of_q.size() * sizeof(int32_t)));

@@ -13,23 +13,23 @@ using internal::Node;
 
 class DeviceGatedAct final : public DeviceOp {
  public:
-  explicit DeviceGatedAct(const DeviceKernels::GatedRows& rows) : rows_(rows) {}
+  explicit DeviceGatedAct(const DeviceGated& rows) : rows_(rows) {}
 
   absl::Status Enqueue(const DeviceStep& step) override {
     if (rows_.width == 0) return absl::OkStatus();  // no columns here
-    DeviceKernels::GatedRows rows = rows_;
+    DeviceGated rows = rows_;
     rows.m = step.tokens;
     return step.kernels->Gated(rows, *step.stream);
   }
 
  private:
-  const DeviceKernels::GatedRows rows_;
+  const DeviceGated rows_;
 };
 
 absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBindContext& bind) {
   const Node& node = bind.graph().nodes(group.first);
   ASSIGN_OR_RETURN(const GatedActPart part, BindGatedAct(node, bind));
-  DeviceKernels::GatedRows rows;
+  DeviceGated rows;
   rows.gate = part.gate;
   rows.up = part.up;
   rows.in_stride = part.width;

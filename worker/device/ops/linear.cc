@@ -1,5 +1,6 @@
 // linear: the matrices of a group in one launch, column-parallel into f32; or one row-parallel
-// matrix into int64 sums with their poison counts behind them.
+// matrix into int64 sums with their poison counts behind them, without --deterministic into f32
+// sums.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -79,17 +80,16 @@ class DeviceRowParallel final : public DeviceOp {
       : linear_(linear), choice_(std::move(choice)), input_(input), rows_(rows) {}
 
   absl::Status Enqueue(const DeviceStep& step) override {
-    const int64_t m = step.tokens;
-    int64_t* const poison = linear_.sums + m * rows_;
-    const bool none = linear_.w == nullptr;
-    RETURN_IF_ERROR(step.device->Fill(
-        none ? linear_.sums : poison, 0,
-        static_cast<size_t>(none ? m * (rows_ + 1) : m) * sizeof(int64_t), *step.stream));
-    if (none) return absl::OkStatus();
-    RETURN_IF_ERROR(input_.Enqueue(step));
     DeviceLinear linear = linear_;
-    linear.poison = poison;
-    return step.kernels->Linear(absl::MakeConstSpan(&linear, 1), *input_.form, m, *step.stream);
+    if (linear.w == nullptr) return FillZeros(step);
+    if (linear.sums != nullptr) {
+      linear.poison = linear.sums + step.tokens * rows_;
+      RETURN_IF_ERROR(step.device->Fill(
+          linear.poison, 0, static_cast<size_t>(step.tokens) * sizeof(int64_t), *step.stream));
+    }
+    RETURN_IF_ERROR(input_.Enqueue(step));
+    return step.kernels->Linear(absl::MakeConstSpan(&linear, 1), *input_.form, step.tokens,
+                                *step.stream);
   }
 
   std::vector<KernelChoice> ChoicesOf(int member) const override {
@@ -98,6 +98,14 @@ class DeviceRowParallel final : public DeviceOp {
   }
 
  private:
+  absl::Status FillZeros(const DeviceStep& step) const {
+    const size_t sums = static_cast<size_t>(step.tokens * rows_);
+    if (linear_.sums == nullptr)
+      return step.device->Fill(linear_.y, 0, sums * sizeof(float), *step.stream);
+    const size_t poison = static_cast<size_t>(step.tokens);
+    return step.device->Fill(linear_.sums, 0, (sums + poison) * sizeof(int64_t), *step.stream);
+  }
+
   const DeviceLinear linear_;
   const KernelChoice choice_;
   const Input input_;
@@ -109,17 +117,24 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> BindRowParallel(const Node& node,
   const internal::Linear& spec = node.linear();
   int64_t rows = 0, cols = 0;
   RETURN_IF_ERROR(CheckLinear(node, bind, &rows, &cols));
-  const int64_t segment_cols = static_cast<int64_t>(spec.segment_cols());
+  const bool floats = !bind.options().deterministic;
+  const int64_t segment_cols = floats ? 0 : static_cast<int64_t>(spec.segment_cols());
   DeviceLinear linear;
   ASSIGN_OR_RETURN(linear.w, bind.Matrix(spec.weight()));
-  linear.sums = bind.i64(node.outputs(0));
+  if (floats) {
+    linear.y = bind.f32(node.outputs(0));
+  } else {
+    linear.sums = bind.i64(node.outputs(0));
+  }
   linear.stride = rows;
+  linear.deterministic = !floats;
   linear.segments_total = static_cast<int64_t>(spec.segments_total());
   Input input;
   KernelChoice choice;
   if (linear.w != nullptr) {
     ASSIGN_OR_RETURN(input, BindInput(node.inputs(0), segment_cols, bind));
-    ASSIGN_OR_RETURN(choice, bind.kernels().ChooseLinear(linear.w->spec, segment_cols));
+    ASSIGN_OR_RETURN(choice, bind.kernels().ChooseLinear(linear.w->spec, segment_cols,
+                                                         bind.options().activations));
   }
   return std::make_unique<DeviceRowParallel>(linear, std::move(choice), input, rows);
 }
@@ -139,11 +154,12 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBin
     if (member.linear.w == nullptr) continue;  // this rank has no rows of it
     member.linear.y = bind.f32(node.outputs(0));
     member.linear.stride = rows;
+    member.linear.deterministic = bind.options().deterministic;
     if (spec.has_bias()) {
       ASSIGN_OR_RETURN(member.linear.bias, bind.Vector(spec.bias(), rows));
     }
-    absl::StatusOr<KernelChoice> choice =
-        bind.kernels().ChooseLinear(member.linear.w->spec, /*segment_cols=*/0);
+    absl::StatusOr<KernelChoice> choice = bind.kernels().ChooseLinear(
+        member.linear.w->spec, /*segment_cols=*/0, bind.options().activations);
     RETURN_IF_ERROR(NodeError(node, choice.status()));
     member.choice = *std::move(choice);
     members.push_back(std::move(member));

@@ -1,4 +1,4 @@
-// lm_head: the wanted rows gathered, prepared, multiplied, and their logits copied to the host.
+// lm_head: the wanted rows gathered, prepared, multiplied.
 #include "worker/ops/lm_head.h"
 
 #include <memory>
@@ -20,11 +20,11 @@ class LmHeadOnDevice final : public DeviceHead {
     const DeviceMatrix* weight = nullptr;  // null: no vocabulary rows here
     KernelChoice choice;
     LmHeadShape shape;
-    const float* x = nullptr;        // [tokens, hidden]
-    float* gathered = nullptr;       // [outputs, hidden]
-    DeviceActivations form;          // of these
-    float* device_logits = nullptr;  // [outputs, rows]
-    DeviceBuffer host_logits;        // likewise
+    const float* x = nullptr;   // [tokens, hidden]
+    float* gathered = nullptr;  // [outputs, hidden]
+    DeviceActivations form;     // of these
+    float* logits = nullptr;    // [outputs, rows]
+    bool deterministic = true;
   };
 
   explicit LmHeadOnDevice(Parts parts) : parts_(std::move(parts)) {}
@@ -32,21 +32,19 @@ class LmHeadOnDevice final : public DeviceHead {
   absl::Status Enqueue(const int32_t* rows, int64_t count, const DeviceStep& step) override {
     if (count == 0 || parts_.weight == nullptr) return absl::OkStatus();
     const DeviceKernels& kernels = *step.kernels;
-    const int64_t hidden = parts_.shape.hidden, vocab = parts_.shape.rows;
+    const int64_t hidden = parts_.shape.hidden;
     RETURN_IF_ERROR(
         kernels.GatherRows(parts_.x, rows, count, hidden, parts_.gathered, *step.stream));
     RETURN_IF_ERROR(kernels.Prepare(parts_.gathered, hidden, count, parts_.form, *step.stream));
     DeviceLinear linear;
     linear.w = parts_.weight;
-    linear.y = parts_.device_logits;
-    linear.stride = vocab;
-    RETURN_IF_ERROR(
-        kernels.Linear(absl::MakeConstSpan(&linear, 1), parts_.form, count, *step.stream));
-    return step.device->Copy(parts_.host_logits.data(), parts_.device_logits,
-                             static_cast<size_t>(count * vocab) * sizeof(float), *step.stream);
+    linear.y = parts_.logits;
+    linear.stride = parts_.shape.rows;
+    linear.deterministic = parts_.deterministic;
+    return kernels.Linear(absl::MakeConstSpan(&linear, 1), parts_.form, count, *step.stream);
   }
 
-  const float* logits() const override { return parts_.host_logits.as<float>(); }
+  const float* logits() const override { return parts_.logits; }
   int64_t vocab() const override { return parts_.shape.rows; }
   const float* input() const override { return parts_.x; }
   int64_t hidden() const override { return parts_.shape.hidden; }
@@ -64,9 +62,14 @@ absl::StatusOr<std::unique_ptr<DeviceHead>> Bind(const Node& node, DeviceBindCon
   ASSIGN_OR_RETURN(parts.shape, CheckLmHead(node, bind));
   ASSIGN_OR_RETURN(parts.weight, bind.Matrix(node.lm_head().weight()));
   parts.x = bind.f32(node.inputs(0));
+  parts.deterministic = bind.options().deterministic;
   if (parts.weight == nullptr) return std::make_unique<LmHeadOnDevice>(std::move(parts));
-  ASSIGN_OR_RETURN(parts.choice,
-                   bind.kernels().ChooseLinear(parts.weight->spec, /*segment_cols=*/0));
+  const PackedSpec& spec = parts.weight->spec;
+  const ActivationMode mode = bind.options().activations;
+  ASSIGN_OR_RETURN(parts.choice, bind.kernels().ChooseLinear(spec, /*segment_cols=*/0, mode));
+  const unsigned form_parts = bind.kernels().ReadsA8(spec, /*segment_cols=*/0, mode)
+                                  ? PreparedPlan::kA8
+                                  : PreparedPlan::kHalf;
   const uint64_t outputs = static_cast<uint64_t>(bind.options().max_outputs);
   const uint64_t hidden = static_cast<uint64_t>(parts.shape.hidden);
   ASSIGN_OR_RETURN(uint8_t* const gathered,
@@ -74,12 +77,11 @@ absl::StatusOr<std::unique_ptr<DeviceHead>> Bind(const Node& node, DeviceBindCon
   parts.gathered = reinterpret_cast<float*>(gathered);
   parts.form.cols = parts.shape.hidden;
   parts.form.padded_cols = static_cast<int64_t>(RoundUp(hidden, kTileCols));
-  ASSIGN_OR_RETURN(uint8_t* const form, bind.Scratch(PreparedPlan::FormBytes(parts.form, outputs)));
-  PreparedPlan::SetPointers(form, outputs, parts.form);
-  if (parts.weight->spec.type == PackedSpec::Type::kF32) parts.form.x = parts.gathered;
-  parts.device_logits = bind.f32(node.outputs(0));
-  const uint64_t rows = static_cast<uint64_t>(parts.shape.rows);
-  ASSIGN_OR_RETURN(parts.host_logits, bind.Pinned(CheckedProduct({outputs, rows, sizeof(float)})));
+  ASSIGN_OR_RETURN(uint8_t* const form,
+                   bind.Scratch(PreparedPlan::FormBytes(parts.form, outputs, form_parts)));
+  PreparedPlan::SetPointers(form, outputs, parts.form, form_parts);
+  if (spec.type == PackedSpec::Type::kF32) parts.form.x = parts.gathered;
+  parts.logits = bind.f32(node.outputs(0));
   return std::make_unique<LmHeadOnDevice>(std::move(parts));
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "kernels/base/status_macros.h"
+#include "worker/device/device_norm.h"
 #include "worker/device/device_op.h"
 
 namespace bitshard {
@@ -13,22 +14,30 @@ using internal::Node;
 
 class DeviceRmsNorm final : public DeviceOp {
  public:
-  explicit DeviceRmsNorm(const DeviceKernels::NormRows& rows) : rows_(rows) {}
+  explicit DeviceRmsNorm(const DeviceNorm& rows) : rows_(rows) {}
 
   absl::Status Enqueue(const DeviceStep& step) override {
-    DeviceKernels::NormRows rows = rows_;
+    DeviceNorm rows = rows_;
     rows.m = step.tokens;
     return step.kernels->Norm(rows, *step.stream);
   }
 
  private:
-  const DeviceKernels::NormRows rows_;
+  const DeviceNorm rows_;
 };
 
 absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBindContext& bind) {
-  const Node& node = bind.graph().nodes(group.first);
+  ASSIGN_OR_RETURN(const DeviceNorm rows, BindDeviceNorm(bind.graph().nodes(group.first), bind));
+  return std::make_unique<DeviceRmsNorm>(rows);
+}
+
+const RegisterDeviceOp kRegistered(Node::kRmsNorm, "rms_norm", &Bind);
+
+}  // namespace
+
+absl::StatusOr<DeviceNorm> BindDeviceNorm(const internal::Node& node, DeviceBindContext& bind) {
   ASSIGN_OR_RETURN(const RmsNormPart part, BindRmsNorm(node, bind));
-  DeviceKernels::NormRows rows;
+  DeviceNorm rows;
   rows.x = part.x;
   rows.weight = part.weight;
   rows.epsilon = part.epsilon;
@@ -39,10 +48,7 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBin
     prepared->made = true;
   }
   if (prepared == nullptr || bind.prepared().NeedsF32(node.outputs(0))) rows.y = part.y;
-  return std::make_unique<DeviceRmsNorm>(rows);
+  return rows;
 }
 
-const RegisterDeviceOp kRegistered(Node::kRmsNorm, "rms_norm", &Bind);
-
-}  // namespace
 }  // namespace bitshard

@@ -1,7 +1,9 @@
 #include "bitshard_client/client.h"
 
 #include <algorithm>
+#include <iomanip>
 #include <iterator>
+#include <sstream>
 
 namespace bitshard::client {
 namespace {
@@ -207,14 +209,26 @@ std::chrono::milliseconds Client::Timeout(const CallOptions& call) const {
   return call.timeout.value_or(options_.default_timeout);
 }
 
+void Effort::Tell(CallStatus* status) const {
+  if (status->code != grpc::StatusCode::UNAVAILABLE &&
+      status->code != grpc::StatusCode::DEADLINE_EXCEEDED)
+    return;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << " (after " << took.count() << " s, " << calls
+       << (calls == 1 ? " call)" : " calls)");
+  status->message += text.str();
+}
+
 template <typename Request, typename Response>
 CallStatus Client::Unary(grpc::Status (v1::Inference::Stub::*method)(grpc::ClientContext*,
                                                                      const Request&, Response*),
                          const Request& request, Response* response, const CallOptions& call,
-                         std::string request_id) {
+                         std::string request_id, Effort effort) {
   if (Timeout(call).count() <= 0) {
     CallStatus status = NoTime(Timeout(call));
     status.request_id = std::move(request_id);
+    effort.Tell(&status);
     return status;
   }
   grpc::ClientContext context;
@@ -223,7 +237,11 @@ CallStatus Client::Unary(grpc::Status (v1::Inference::Stub::*method)(grpc::Clien
   for (const auto& [key, value] : options_.metadata) context.AddMetadata(key, value);
   for (const auto& [key, value] : call.metadata) context.AddMetadata(key, value);
   const std::shared_ptr<v1::Inference::Stub> stub = NextStub();
-  return CallStatus::From(((*stub).*method)(&context, request, response), std::move(request_id));
+  CallStatus status =
+      CallStatus::From(((*stub).*method)(&context, request, response), std::move(request_id));
+  ++effort.calls;
+  effort.Tell(&status);
+  return status;
 }
 
 template <typename Request, typename Response>
@@ -231,12 +249,14 @@ CallStatus Client::UnaryWithId(
     grpc::Status (v1::Inference::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
     const Request& request, Response* response, const CallOptions& call) {
   if (request.has_request_id()) return Unary(method, request, response, call, request.request_id());
-  const auto end = std::chrono::steady_clock::now() + Timeout(call);
+  Effort effort;
+  const auto end = effort.start + Timeout(call);
   Request drawn = request;
   CallOptions rest = call;
   while (true) {
     drawn.set_request_id(DrawId());
-    CallStatus status = Unary(method, drawn, response, rest, drawn.request_id());
+    CallStatus status = Unary(method, drawn, response, rest, drawn.request_id(), effort);
+    ++effort.calls;
     // A try of gRPC's that broke has the id that was drawn.
     if (status.code != grpc::StatusCode::ALREADY_EXISTS) return status;
     rest.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(

@@ -99,6 +99,13 @@ class AnswerStream {
       context_;  // of reader_; changed under mu_, as Cancel wants it
 };
 
+// What a call of one answer took, for the message of its failure. For Client alone.
+struct Effort {
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  int calls = 0;  // that are over; gRPC's own tries are within a call
+  void Tell(CallStatus* status) const;
+};
+
 // Calls a service. Thread-safe; one for the whole program.
 class Client {
  public:
@@ -133,7 +140,7 @@ class Client {
   CallStatus Unary(grpc::Status (v1::Inference::Stub::*method)(grpc::ClientContext*, const Request&,
                                                                Response*),
                    const Request& request, Response* response, const CallOptions& call,
-                   std::string request_id = "");
+                   std::string request_id = "", Effort effort = Effort());
   // The same with an id, drawn for a request that has none.
   template <typename Request, typename Response>
   CallStatus UnaryWithId(grpc::Status (v1::Inference::Stub::*method)(grpc::ClientContext*,

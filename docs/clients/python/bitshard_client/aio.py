@@ -229,14 +229,15 @@ class AsyncClient:
 
     async def _unary(self, name: str, request, timeout: float | None):
         method, timeout = getattr(self._stub(), name), self._timeout(timeout)
-        sent, end = answer.with_id(request), time.monotonic() + timeout
+        sent, start, calls = answer.with_id(request), time.monotonic(), 0
         task_cancels = _task_cancels()
         while True:
             request_id = getattr(sent, "request_id", "")
-            left = end - time.monotonic()
+            left = start + timeout - time.monotonic()
             if left <= 0:
-                raise errors.no_time(timeout, request_id)
+                raise errors.took(errors.no_time(timeout, request_id), time.monotonic() - start, calls)
             try:
+                calls += 1
                 return await self._start(method, sent, left, self._options.metadata)
             except asyncio.CancelledError:
                 if not self._closed or _task_cancels() > task_cancels:
@@ -245,5 +246,5 @@ class AsyncClient:
             except grpc.RpcError as error:
                 failure = errors.from_rpc_error(error, request_id)
                 if sent is request or not isinstance(failure, errors.DuplicateRequest):
-                    raise failure from error
+                    raise errors.took(failure, time.monotonic() - start, calls) from error
                 sent = answer.with_id(request)  # a try of gRPC's that broke has the id that was drawn

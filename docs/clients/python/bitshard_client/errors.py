@@ -117,6 +117,13 @@ def no_time(timeout: float, request_id: str = "") -> DeadlineExceeded:
     return DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, what, request_id=request_id)
 
 
+def took(error: BitshardError, seconds: float, calls: int) -> BitshardError:
+    """`error`, the end of a call of one answer; its message now tells what it took. gRPC's own tries are within a call."""
+    if isinstance(error, (Unavailable, DeadlineExceeded)):
+        error.message += f" (after {seconds:.1f} s, {calls} {'call' if calls == 1 else 'calls'})"
+    return error
+
+
 _BY_REASON = {"PROMPT_TOO_LONG": PromptTooLong, "SLOW_READER": SlowReader}
 _BY_CODE = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,

@@ -1,86 +1,54 @@
 #!/usr/bin/env python3
-"""Plants small faults in the CUDA kernels and counts how many the kernels' own tests find in check mode.
+"""Plants small faults in the CUDA kernels (mutants.py) and counts those that the kernels' own tests find.
 
-For each mutant one .cu is compiled and linked with the prebuilt rest (deploy/bazel/link_inputs.bzl); the tests whose suite
-has a word of the file's name run first, then all. A mutant that no test finds is printed with its line: either it is
-equivalent, or a test is missing.
+The kernels are compiled once, with all mutants, and linked with the prebuilt rest (deploy/bazel/link_inputs.bzl): every
+access checked, as in X_check_test, and shifts and indices of local arrays, which the sanitizers check in X_test. The program
+must pass without a mutant; that run also says which tests come by which mutant. Then each mutant has a process of its own with
+those tests, the short ones first. A mutant that must be a constant is compiled alone, in one unit after another.
+
+A mutant that no test finds is printed with its code: a test is missing, or it is equivalent and belongs in
+equivalent_mutants.tsv with the reason.
 
 usage: bazel build //tests/kernels/cuda/emu:mutation_test
        cd bazel-bin/tests/kernels/cuda/emu/mutation_test.runfiles/bitshard
-       python3 tests/kernels/cuda/emu/mutate.py [--sample=N] [--seed=S] [--kernel=NAME] [--list]
-Without --sample all of them, which takes an hour or more.
+       python3 tests/kernels/cuda/emu/mutate.py [--kernel=NAME] [--jobs=N]
+All mutants: about half an hour of one core.
 """
 
 import argparse
+import concurrent.futures
+import dataclasses
+import hashlib
 import os
-import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
-KERNELS = "kernels/cuda"
-CHECK_FLAGS = [
-    "-std=c++20", "-O1", "-g1", "-gdwarf-4", "-w", "-ffp-contract=off", "-fno-tree-sra", "-fsanitize=thread",
-    "--param=tsan-instrument-func-entry-exit=0", "-U_FORTIFY_SOURCE",
+import mutants
+
+HERE = "tests/kernels/cuda/emu"
+FLAGS = [
+    "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fno-tree-sra", "-U_FORTIFY_SOURCE",
+    "-fsanitize=thread,bounds-strict,shift", "-fsanitize-undefined-trap-on-error",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-fno-aggressive-loop-optimizations",  # a mutant's loop must not end where its array does
 ]
+SHORT_MS = 1000  # of tests that run first, together
 
-# kind, what to replace, by what
-MUTATIONS = [
-    ("drop barrier", r"__syncthreads\(\);", ""),
-    ("drop warp barrier", r"__syncwarp\(\);", ""),
-    ("drop release", r"GridRelease\(\);", ""),
-    ("drop acquire", r"GridAcquire\(\);", ""),
-    ("drop dependency wait", r"GridDependencyWait\(\);", ""),
-    ("drop copy commit", r"CpAsyncCommit\(\);", ";"),
-    ("weaken copy wait", r"CpAsyncWait<(\d)>\(\);", lambda m: f"CpAsyncWait<{int(m.group(1)) + 1}>();"),
-    ("loop < to <=", r"(for \([^;]*;[^;<]*) < ([^;]*;)", r"\1 <= \2"),
-    ("loop from 1", r"for \((\w+) (\w+) = 0;", r"for (\1 \2 = 1;"),
-    ("halve stride", r"\+= (4|8|16|32|64|128|256|k\w+|blockDim\.x)\b(?=\))", r"+= (\1) / 2"),
-    ("drop lane guard", r"if \((lane|t|thread|warp|threadIdx\.x) == 0\)", "if (true)"),
-    ("drop row guard", r"if \([^()]*>= [^()]*\) return;", ""),
-    ("buffer index", r"& 1\b|% 2\b", lambda m: m.group(0)[0] + (" 0" if m.group(0)[0] == "&" else " 1")),
-    ("fragment index", r"\b(lane|t) (% 4|/ 4|% 8|/ 8|& 3|& 7|>> 2|>> 3)(?!\d)",
-     lambda m: m.group(1) + " " + {"% 4": "% 2", "/ 4": "/ 8", "% 8": "% 4", "/ 8": "/ 4", "& 3": "& 1", "& 7": "& 3",
-                                  ">> 2": ">> 3", ">> 3": ">> 2"}[m.group(2)]),
-    ("drop rescale", r"fmaf\((\w+), [\w.]+,", r"fmaf(\1, 1.0f,"),
-    ("off by one", r"(?<=[\w)\]]) [+-] 1\b(?!\.)", ""),
+# Of the report: the files whose names begin so.
+GROUPS = [
+    ("attention", ("attend", "attention")), ("KV append", ("kv_",)), ("linear", ("linear", "dequant")),
+    ("norm and prepare", ("norm", "prepare")), ("others", ("",)),
 ]
 
 
-def find_mutants(root):
-    """(kind, path, line number, mutated text) of every place where a mutation applies, in a fixed order."""
-    mutants = []
-    for name in sorted(os.listdir(os.path.join(root, KERNELS))):
-        if not name.endswith((".cu", ".cuh")):
-            continue
-        path = f"{KERNELS}/{name}"
-        with open(os.path.join(root, path), encoding="utf-8") as file:
-            lines = file.read().split("\n")
-        for number, line in enumerate(lines, 1):
-            code = line.split("//")[0]
-            if not code.strip() or code.lstrip().startswith(("#", "static_assert")):
-                continue
-            for kind, pattern, replacement in MUTATIONS:
-                for match in re.finditer(pattern, code):
-                    changed = code[:match.start()] + match.expand(replacement) if isinstance(replacement, str) else \
-                        code[:match.start()] + replacement(match)
-                    text = "\n".join(lines[:number - 1] + [changed + code[match.end():]] + lines[number:])
-                    mutants.append((kind, path, number, text))
-    return mutants
-
-
-def includes_of(root, path, seen=None):
-    """All files of the kernels' room that `path` includes, itself too."""
-    seen = set() if seen is None else seen
-    if path not in seen and os.path.exists(os.path.join(root, path)):
-        seen.add(path)
-        with open(os.path.join(root, path), encoding="utf-8") as file:
-            for name in re.findall(r'#include "(kernels/cuda/[^"]*)"', file.read()):
-                includes_of(root, name, seen)
-    return seen
+@dataclasses.dataclass
+class Test:
+    name: str
+    milliseconds: int
+    reached: frozenset  # mutants' numbers
 
 
 def _lines(path):
@@ -88,118 +56,217 @@ def _lines(path):
         return [line for line in file.read().split("\n") if line]
 
 
-class Runner:
-    """Compiles a .cu against an overlay of mutated files, links, runs."""
+class Kitchen:
+    """Compiles units of kernels against an overlay, links them with the prebuilt rest, runs the tests."""
 
     def __init__(self, root, inputs, work):
         self.root = root
         self.work = work
-        self.link = _lines(inputs + ".link")
+        self.rest = _lines(inputs + ".link")
         self.includes = [f"-I{root}"]
         for folder in _lines(inputs + ".include"):
             self.includes += ["-isystem", folder]
-        self.program = os.path.join(work, "tests")
-        self.suites = []
+        # Without a PATH the emulator finds no addr2line, which is slow: nobody reads where a mutant's faults are.
+        self.environment = {**os.environ, "PATH": os.path.join(work, "empty")}
 
-    def build(self, unit, mutated=None):
-        """None, or the compiler's first error. `unit` is the .cu; `mutated` is (path, text)."""
-        overlay = os.path.join(self.work, "overlay")
-        shutil.rmtree(overlay, ignore_errors=True)
-        os.makedirs(os.path.join(overlay, KERNELS))
-        if mutated:
-            with open(os.path.join(overlay, mutated[0]), "w", encoding="utf-8") as file:
-                file.write(mutated[1])
-        source, made = os.path.join(self.work, "unit.cc"), os.path.join(self.work, "unit.o")
-        with open(source, "w", encoding="utf-8") as file:
+    def compile(self, unit, overlay):
+        """(object, None) or (None, the compiler's words)."""
+        stem = os.path.join(self.work, os.path.basename(overlay) + "." + os.path.basename(unit))
+        with open(stem + ".cc", "w", encoding="utf-8") as file:
             file.write(f'#include "{unit}"\n')
-        compiled = subprocess.run(["g++", *CHECK_FLAGS, f"-I{overlay}", *self.includes, "-c", source, "-o", made],
-                                  capture_output=True, text=True, cwd=self.root, check=False)
-        if compiled.returncode:
-            return (re.findall(r".*error:.*", compiled.stderr) or ["compiler died"])[0]
-        linked = subprocess.run(
-            ["g++", made, "-Wl,--start-group", *self.link, "-Wl,--end-group", "-pthread", "-ldl", "-lm", "-o", self.program],
-            cwd=self.root, capture_output=True, text=True, check=False)
-        return linked.stderr[-2000:] if linked.returncode else None
+        done = subprocess.run(["g++", *FLAGS, f"-I{overlay}", *self.includes, "-c", stem + ".cc", "-o", stem + ".o"],
+                              capture_output=True, text=True, cwd=self.root, check=False)
+        return (None, done.stderr or "the compiler died") if done.returncode else (stem + ".o", None)
 
-    def list_suites(self):
-        out = subprocess.run([self.program, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout
-        self.suites = [line.split(".")[0].strip() for line in out.split("\n") if line and not line.startswith((" ", "Running"))]
+    def link(self, objects, program):
+        subprocess.run(["g++", *objects, "-Wl,--start-group", *self.rest, "-Wl,--end-group", "-pthread", "-ldl", "-lm",
+                        "-o", program], cwd=self.root, check=True)
 
-    def run(self, suites, timeout):
-        """What went wrong, or None when all tests pass."""
-        command = [self.program, "--gtest_fail_fast", "--gtest_brief=1"]
-        if suites:
-            command.append("--gtest_filter=" + ":".join(f"{suite}.*" for suite in suites))
+    def record(self, program, tests):
+        """What those tests come by, without a mutant."""
+        done = subprocess.run([program, "--gtest_brief=1", f"--gtest_filter={tests}"], cwd=self.root, capture_output=True,
+                              text=True, errors="replace", env={**self.environment, "BITSHARD_MUTANT": "record"}, check=False)
+        recorded = []
+        for how, name, milliseconds, numbers in re.findall(r"^record (\w+) (\S+) (\d+)(.*)$", done.stdout, re.MULTILINE):
+            if how == "passed":
+                recorded.append(Test(name, int(milliseconds), frozenset(map(int, numbers.split()))))
+        if done.returncode or not recorded:
+            sys.exit(f"the tests fail without any mutant (exit status {done.returncode}):\n{done.stdout[-4000:]}{done.stderr}")
+        return recorded
+
+    def run(self, program, number, tests):
+        """What went wrong, or None when they pass."""
+        seconds = 10 + 5 * sum(test.milliseconds for test in tests) // 1000  # of CPU: other programs do not count
+        command = ["/bin/sh", "-c", 'ulimit -t "$0"; exec "$@"', str(seconds), program, "--gtest_brief=1",
+                   "--gtest_fail_fast", "--gtest_filter=" + ":".join(test.name for test in tests)]
         try:
-            result = subprocess.run(command, cwd=self.root, capture_output=True, text=True, errors="replace",
-                                    timeout=timeout, check=False)
+            done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, errors="replace",
+                                  env={**self.environment, "BITSHARD_MUTANT": str(number)}, timeout=60 * seconds, check=False)
         except subprocess.TimeoutExpired:
             return "no end"
-        if result.returncode == 0:
+        if done.returncode == 0:
             return None
-        if result.returncode < 0:
-            return f"signal {-result.returncode}"
-        kinds = re.findall(r"^([a-z ]+) in .* at \S+: ", result.stdout, re.MULTILINE)
+        if done.returncode < 0:
+            name = {4: "sanitizer", 9: "no end", 24: "no end"}  # SIGILL is its trap; the limit kills or warns
+            return name.get(-done.returncode, f"signal {-done.returncode}")
+        kinds = re.findall(r"^([a-z ]+) in \S.* at ", done.stdout, re.MULTILINE)
         return ", ".join(sorted(set(kinds))) or "wrong results"
 
-    def suites_for(self, unit):
-        """The suites that have a word of the file's name in theirs."""
-        words = [word for word in re.split(r"[_.]", os.path.basename(unit)) if len(word) > 2]
-        return [suite for suite in self.suites if any(word in suite.lower() for word in words)]
+    def try_tests(self, program, number, tests):
+        """The same, the short tests before the others."""
+        tests = sorted(tests, key=lambda test: test.milliseconds)
+        short, spent = [], 0
+        for test in tests:
+            spent += test.milliseconds
+            if short and spent > SHORT_MS:
+                break
+            short.append(test)
+        outcome = self.run(program, number, short) if short else None
+        return outcome or (self.run(program, number, tests[len(short):]) if tests[len(short):] else None)
+
+
+def build_switched(kitchen, units, wanted, jobs):
+    """One program with all of `wanted` that can be chosen at run time, and those that turn out to want constants."""
+    overlay, program = os.path.join(kitchen.work, "all"), os.path.join(kitchen.work, "tests")
+    late = []
+    for _ in range(5):
+        shutil.rmtree(overlay, ignore_errors=True)
+        mutants.write_overlay(kitchen.root, overlay, [mutant for mutant in wanted if mutant not in late])
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            made = list(pool.map(lambda unit: kitchen.compile(unit, overlay), units))
+        errors = "".join(error for _, error in made if error)
+        if not errors:
+            kitchen.link([made_object for made_object, _ in made], program)
+            return program, [dataclasses.replace(mutant, constant=True) for mutant in late]
+        lines = {(path, int(line)) for path, line in re.findall(r"^(\S+):(\d+):\d+: error:", errors, re.MULTILINE)}
+        more = [mutant for mutant in wanted if (mutant.path, mutant.line) in lines and mutant not in late]
+        if not more:
+            break
+        late += more
+    sys.exit(f"the kernels do not compile with mutants:\n{errors[:4000]}")
+
+
+def try_constant(kitchen, units, mutant, tests):
+    """As Kitchen.run, of a mutant compiled alone; "does not compile" if it does so nowhere."""
+    compiles = False
+    for unit in units:
+        overlay = os.path.join(kitchen.work, f"mutant{mutant.number}")
+        mutants.write_overlay(kitchen.root, overlay, [mutant])
+        made, _ = kitchen.compile(unit, overlay)
+        if not made:
+            continue
+        compiles = True
+        program = os.path.join(kitchen.work, f"tests{mutant.number}")
+        kitchen.link([made], program)
+        outcome = kitchen.try_tests(program, 0, tests)
+        os.remove(program)
+        if outcome:
+            return outcome
+    return None if compiles else "does not compile"
+
+
+def drawn(candidates, count, seed):
+    """By a hash of each alone, so that a change of other code changes few."""
+    def rank(mutant):
+        return hashlib.sha256(f"{seed} {mutant.path} {mutant.kind} {mutant.code[-100:]}".encode()).digest()
+    return sorted(candidates, key=rank)[:count]
+
+
+def kernel_of(mutant):
+    name = os.path.basename(mutant.path)
+    return next(kernel for kernel, begins in GROUPS if name.startswith(begins))
+
+
+def report(outcomes, equivalent):
+    """Prints a line a kernel; (found, tried) of all. `outcomes`: (mutant, what found it or None); `equivalent`: mutants."""
+    rows = {name: [0, 0, 0] for name, _ in GROUPS}
+    for mutant, outcome in outcomes:
+        if outcome != "does not compile":
+            rows[kernel_of(mutant)][0] += outcome is not None
+            rows[kernel_of(mutant)][1] += 1
+    for mutant in equivalent:
+        rows[kernel_of(mutant)][2] += 1
+    rows["all"] = [sum(column) for column in zip(*rows.values())]
+    for name, (found, tried, besides) in rows.items():
+        if tried:
+            print(f"{name}: {found} of {tried} mutants found, {100 * found / tried:.1f} %; {besides} equivalent ones besides")
+    return rows["all"][0], rows["all"][1]
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", default=f"{HERE}/mutants", help="what the rule link_inputs has written")
+    parser.add_argument("--kernel", default="", help="only files whose name has this in it")
+    parser.add_argument("--units", default="", help="only these .cu, as add,norm; what no test reaches in them is left out")
+    parser.add_argument("--tests", default="*", help="only these, as --gtest_filter")
+    parser.add_argument("--sample", type=int, default=0, help="so many of those chosen at run time, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--equivalent", action="store_true", help="those of the table instead: no test may find one")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="print the mutants and stop")
+    return parser.parse_args(argv)
+
+
+def choose(arguments, root):
+    """(mutants to try, those of the table, units to compile -> the files in each)."""
+    everything = mutants.find_mutants(root)
+    equivalent = mutants.equivalent_mutants(f"{HERE}/equivalent_mutants.tsv", everything)
+    units = [name for name in sorted(os.listdir(os.path.join(root, mutants.KERNELS))) if name.endswith(".cu")]
+    if arguments.units:
+        units = [f"{name}.cu" for name in arguments.units.split(",")]
+    files = {unit: mutants.includes_of(root, unit) for unit in (f"{mutants.KERNELS}/{name}" for name in units)}
+    everything = [mutant for mutant in everything if arguments.kernel in os.path.basename(mutant.path) and
+                  any(mutant.path in of_unit for of_unit in files.values())]
+    listed = [mutant for mutant in everything if mutant.number in equivalent]
+    wanted = listed if arguments.equivalent else [mutant for mutant in everything if mutant.number not in equivalent]
+    if not wanted:
+        sys.exit(f"no mutants in {root}/{mutants.KERNELS} for --kernel={arguments.kernel} --units={arguments.units}: "
+                 "run from the root")
+    paths = {mutant.path for mutant in wanted}
+    return wanted, listed, {unit: of_unit for unit, of_unit in files.items() if paths & of_unit}
 
 
 def main(argv=None):
-    """The number of mutants tried and found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", default="tests/kernels/cuda/emu/mutants", help="what the rule link_inputs has written")
-    parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn by --seed; 0: all")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kernel", default="", help="only files whose name has this in it")
-    parser.add_argument("--list", action="store_true", help="print the mutants and stop")
-    arguments = parser.parse_args(argv)
-
+    """(found, tried), without the equivalent ones."""
+    arguments = parse(argv)
     root = os.getcwd()
-    mutants = [mutant for mutant in find_mutants(root) if arguments.kernel in os.path.basename(mutant[1])]
-    if not mutants:
-        sys.exit(f"no mutants in {root}/{KERNELS} for --kernel={arguments.kernel}: run from the root")
+    wanted, listed, units = choose(arguments, root)
     if arguments.list:
-        for kind, path, number, _ in mutants:
-            print(f"{path}:{number}: {kind}")
-        print(f"{len(mutants)} mutants")
+        for mutant in wanted:
+            print(f"{mutant.place()}{': a constant' if mutant.constant else ''}")
+        print(f"{len(wanted)} mutants, {sum(mutant.constant for mutant in wanted)} of them constants")
         return 0, 0
-    draw = random.Random(arguments.seed)
-    if arguments.sample:
-        draw.shuffle(mutants)
-    units = sorted(f"{KERNELS}/{name}" for name in os.listdir(os.path.join(root, KERNELS)) if name.endswith(".cu"))
 
     with tempfile.TemporaryDirectory() as work:
-        runner = Runner(root, arguments.inputs, work)
-        error = runner.build(units[0])
-        if error:
-            sys.exit(f"the kernels do not build as they are: {error}")
-        runner.list_suites()
-        started = time.monotonic()
-        error = runner.run([], None)
-        if error:
-            sys.exit(f"the tests fail without any mutant: {error}")
-        patience = 10 * (time.monotonic() - started) + 30
+        kitchen = Kitchen(root, arguments.inputs, work)
+        switched = [mutant for mutant in wanted if not mutant.constant]
+        program, late = build_switched(kitchen, list(units), switched, arguments.jobs)
+        constants = [mutant for mutant in wanted if mutant.constant] + late
+        late = {mutant.number for mutant in late}
+        switched = [mutant for mutant in switched if mutant.number not in late]
+        tests = kitchen.record(program, arguments.tests)
+        print(f"{len(tests)} tests, {sum(test.milliseconds for test in tests) / 1000:.1f} s, {len(units)} units, "
+              f"{len(switched)} mutants chosen at run time, {len(constants)} compiled alone", flush=True)
+        reaching = {mutant.number: [test for test in tests if mutant.number in test.reached] for mutant in switched}
+        if arguments.sample or arguments.units:
+            switched = [mutant for mutant in switched if reaching[mutant.number]]
+        if arguments.sample:
+            switched, constants = drawn(switched, arguments.sample, arguments.seed), []
 
-        found = tried = skipped = 0
-        for kind, path, number, text in mutants:
-            if arguments.sample and tried == arguments.sample:
-                break
-            with_it = [unit for unit in units if path in includes_of(root, unit)]
-            unit = draw.choice(with_it) if with_it else None
-            if unit is None or runner.build(unit, (path, text)):
-                skipped += 1  # does not compile, or nobody includes it
-                continue
-            tried += 1
-            suites = runner.suites_for(unit)
-            outcome = (runner.run(suites, patience) if suites else None) or runner.run([], patience)
-            found += outcome is not None
-            print(f"{path}:{number}: {kind}: {outcome or 'NOT FOUND'}", flush=True)
-    print(f"{found} of {tried} mutants found, {skipped} do not compile")
-    return tried, found
+        def try_one(mutant):
+            if mutant.constant:
+                of_file = {other.number for other in switched if other.path == mutant.path}
+                near = [test for test in tests if of_file & test.reached] or tests
+                outcome = try_constant(kitchen, [unit for unit in units if mutant.path in units[unit]], mutant, near)
+            else:
+                outcome = kitchen.try_tests(program, mutant.number, reaching[mutant.number])
+            missed = "NOT FOUND" if mutant.constant or reaching[mutant.number] else "NEVER REACHED"
+            print(f"{mutant.place()}: {outcome or missed + ': ' + mutant.code[-120:]}", flush=True)
+            return mutant, outcome
+
+        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+            outcomes = list(pool.map(try_one, switched + constants))
+    return report(outcomes, [] if arguments.equivalent or arguments.sample else listed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,10 @@
+// Integers of 2 bits: linear_a8_launch.cuh.
+#include "kernels/cuda/linear_a8_launch.cuh"
+
+namespace bitshard::cuda {
+
+cudaError_t LaunchLinearA8W2(const LinearA8Launch& launch, cudaStream_t stream) {
+  return LaunchLinearA8Of<2>(launch, stream);
+}
+
+}  // namespace bitshard::cuda

@@ -1,0 +1,10 @@
+// Integers of 7 bits: linear_a8_launch.cuh.
+#include "kernels/cuda/linear_a8_launch.cuh"
+
+namespace bitshard::cuda {
+
+cudaError_t LaunchLinearA8W7(const LinearA8Launch& launch, cudaStream_t stream) {
+  return LaunchLinearA8Of<7>(launch, stream);
+}
+
+}  // namespace bitshard::cuda

@@ -1,0 +1,225 @@
+"""check.sh without a GPU: its phases and limits, and what it does when programs fail, hang or are missing. Its programs are
+stubs here; each of them has tests of its own.
+"""
+
+import ast
+import glob
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+import unittest
+
+import case_report
+
+HERE = "tests/gpu"
+FILES = ["check.sh", "same_answer.sh"]
+
+# What a stub does besides noting its call in $CALLS; bash, "$@" are its arguments.
+GOOD = {
+    "bin/faults": "exit 2",
+    "bin/bitshard": """
+if [[ $1 == serve ]]; then
+  for word in "$@"; do
+    case "$word" in
+      --port-file=*) file="${word#*=}" ;;
+      --device=*) device="${word#*=}" ;;
+    esac
+  done
+  echo "port=$device" > "$file"
+  trap 'exit 0' TERM
+  while :; do sleep 0.05; done
+fi
+address="${*: -1}"
+echo "Paris"
+cat "$CALLS.${address##*:}" 2> /dev/null || true""",
+    "bin/ceilings": 'echo "{}" > "$1"; echo "copies 4000 GB/s"',
+    "bin/kernels_on_gpu": 'echo "[  PASSED  ] 70 tests."',
+    "bin/kernel_cases": """
+case "$1" in
+  metrics) echo "launch__grid_size,known_metric.sum,unknown_metric.sum" ;;
+  join) cp "$3" "$CALLS.ncu"; echo "5 of 6 figures" > "$4" ;;
+  *) echo "60 launches" ;;
+esac""",
+    "bin/nccl_check": 'ls "${LD_LIBRARY_PATH##*:}"; echo "0 of 14 checks failed"',
+    "bin/ptx_vectors": 'echo "0 of 28 fields beyond their tolerance"',
+    "bin/roofline": 'echo "a line" > "$2"; echo "84 lines"',
+    "tools/nvidia-smi": 'echo "580.1, 143771 MiB, 1980 MHz, 9.0, Disabled, NVIDIA H200"',
+    # Reports planted faults alone.
+    "tools/compute-sanitizer": """
+echo "========= ERROR SUMMARY"
+case "${*: -1}" in oob | race | uninit) exit 9 ;; esac""",
+    "tools/ncu": """
+if [[ $1 == --query-metrics ]]; then
+  echo "known_metric   Counter"
+else
+  printf '"ID","known_metric.sum"\\n"0","17"\\n'
+fi""",
+    "tools/ldconfig": """
+echo "	libnccl.so.2 (libc6,x86-64) => /fake/libnccl.so.2"
+echo "	libcublas.so.13 (libc6,x86-64) => /fake/libcublas.so.13\"""",
+    "tools/python3": "exit 1",
+    # One phase has less time than check.sh gives it: the one that hangs.
+    "tools/timeout": """
+if [[ "$*" == *bin/ptx_vectors* ]]; then set -- "$1" "$2" 3 "${@:4}"; fi
+exec /usr/bin/timeout "$@\"""",
+}
+
+
+class Bundle:
+    """An unpacked bundle of stubs. `changes`: what some of them do instead; None: there is none."""
+
+    def __init__(self, changes=None):
+        self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        for name in FILES:
+            shutil.copy(os.path.join(HERE, name), self.folder)
+        for folder in ("bin", "lib", "libc", "model", "start", "tools"):
+            os.mkdir(os.path.join(self.folder, folder))
+        self.calls_path = os.path.join(self.folder, "calls")
+        self.out = os.path.join(self.folder, "out")
+        for name, does in {**GOOD, **(changes or {})}.items():
+            if does is not None:
+                path = os.path.join(self.folder, name)
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(f'#!/bin/bash\nCALLS={self.calls_path}\necho "{name} $*" >> "$CALLS"\n{does}\n')
+                os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+
+    def run(self, *args):
+        environment = {"PATH": self.folder + "/tools:/usr/bin:/bin", "CUDA_HOME": "/nowhere", "HOME": self.folder}
+        done = subprocess.run([self.folder + "/check.sh", *args, self.out], env=environment, check=False, timeout=120,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return done.returncode, done.stdout
+
+    def verdicts(self):
+        """{phase: (verdict, the whole line)} of summary.txt."""
+        found = {}
+        for line in self.text("out/summary.txt").splitlines():
+            match = re.match(r"(\S+) +(ok|FAILED|TIMED OUT|SKIPPED|NOT THERE|NO TIME) +\d+ s", line)
+            if match:
+                found[match.group(1)] = (match.group(2), line)
+        return found
+
+    def text(self, name):
+        with open(os.path.join(self.folder, name), encoding="utf-8") as file:
+            return file.read()
+
+    def calls(self, program):
+        return [line for line in self.text("calls").splitlines() if line.startswith(program)]
+
+
+def phases(*args):
+    """[(name, limit, command)] of a dry run."""
+    text = subprocess.run([HERE + "/check.sh", "--dry-run", *args, "OUT"], check=True, stdout=subprocess.PIPE,
+                          text=True).stdout
+    lines = [line.split("\t") for line in text.splitlines()]
+    assert lines[0] == ["phase", "limit s", "command"], lines[0]
+    return [(name, int(limit), command) for name, limit, command in lines[1:]]
+
+
+class DryRun(unittest.TestCase):
+
+    def test_limits_add_up_to_less_than_the_whole(self):
+        self.assertLessEqual(sum(limit for _, limit, _ in phases()), 530)
+        short = phases("--seconds=240")
+        self.assertLessEqual(sum(limit for _, limit, _ in short), 240)
+        names = [name for name, _, _ in short]
+        self.assertEqual(names[:5], ["machine", "ceilings", "kernels", "cases", "ptx"])
+        self.assertTrue({"memcheck", "racecheck", "roofline"} <= set(names))
+        self.assertTrue({"ncu", "nccl", "answer"} <= {name for name, _, _ in phases()} - set(names))
+
+    def test_what_it_names_is_in_the_bundle(self):
+        with open(HERE + "/BUILD.bazel", encoding="utf-8") as file:
+            packed = ast.literal_eval(re.search(r"_PROGRAMS = (\{.*?\n\})", file.read(), re.S).group(1))
+        with open(HERE + "/pack.sh", encoding="utf-8") as file:
+            pack = file.read()
+        here = os.path.abspath(HERE)
+        commands = " ".join(command for _, _, command in phases())
+        named = set(re.findall(re.escape(here) + r"/bin/(\w[\w-]*)", commands))
+        self.assertGreater(len(named), 5)
+        self.assertEqual(named - set(packed), set())
+        files = set(re.findall(re.escape(here) + r"/([\w.]+)(?=\s|$)", commands)) - {"lib", "start"}
+        self.assertTrue({"same_answer.sh", "cases_emulated.bin", "ptx_emulated.bin", "counters_emulated.tsv"} <= files, files)
+        for name in files:
+            self.assertIn(f'$bundle/{name}"', pack)
+
+    def test_bad_arguments_are_refused(self):
+        for words in (["--seconds=239"], ["--seconds="], ["--seconds=5m"], ["--fast"]):
+            done = subprocess.run([HERE + "/check.sh", *words, "--dry-run"], check=False, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True)
+            self.assertEqual(done.returncode, 2, words)
+            self.assertIn("error: " + words[0], done.stderr)
+
+
+class Run(unittest.TestCase):
+    """Few runs that show much: each takes seconds."""
+
+    def test_all_phases_pass_and_the_summary_comes_last(self):
+        bundle = Bundle()
+        code, text = bundle.run()
+        self.assertEqual(code, 0, text)
+        verdicts = bundle.verdicts()
+        for name, _, _ in phases():
+            self.assertEqual(verdicts[name][0], "ok", text)
+        self.assertTrue(text.endswith(bundle.text("out/summary.txt")), text)
+        self.assertIn("NVIDIA H200", verdicts["machine"][1])
+        self.assertIn("70 tests", verdicts["kernels"][1])
+        # At most 8 files, all in one folder.
+        files = os.listdir(bundle.out)
+        self.assertLessEqual(len(files), 8, files)
+        self.assertTrue({"summary.txt", "phases.log", "ceilings.json", "roofline.tsv", "counters.tsv"} <= set(files), files)
+        # The machine's libraries are found and handed over; ncu is asked for what it has.
+        self.assertIn("/fake/libcublas.so.13", bundle.calls("bin/ceilings")[0])
+        self.assertIn("libnccl.so.2\n", bundle.text("out/phases.log"))
+        self.assertIn("--metrics launch__grid_size,known_metric.sum ", bundle.calls("tools/ncu")[1])
+        self.assertIn('"0","17"', bundle.text("calls.ncu"))
+
+    def test_what_fails_or_hangs_does_not_stop_the_next(self):
+        bundle = Bundle({"bin/kernels_on_gpu": "echo '2 FAILED TESTS'; exit 1", "bin/ceilings": "exit 3",
+                         "bin/ptx_vectors": "sleep 100", "tools/compute-sanitizer": "exit 0",
+                         "bin/bitshard": 'echo "no such device"; exit 1'})
+        code, text = bundle.run()
+        self.assertEqual(code, 1)
+        verdicts = bundle.verdicts()
+        # A planted fault that is not reported fails, too.
+        wrong = {name for name, (verdict, _) in verdicts.items() if verdict != "ok"}
+        self.assertEqual({name for name in wrong if not name.startswith("e2e")},
+                         {"kernels", "ceilings", "ptx", "answer", "planted_memcheck", "planted_racecheck",
+                          "planted_initcheck"}, text)
+        self.assertIn("2 FAILED TESTS (exit status 1)", verdicts["kernels"][1])
+        self.assertEqual(verdicts["ptx"][0], "TIMED OUT")
+        self.assertIn("no answer on cpu: no such device", verdicts["answer"][1])
+        self.assertTrue(text.endswith(f"{len(wrong)} phases failed\n"), text)
+
+    def test_tools_that_the_machine_does_not_support_are_skipped_and_the_roofline_gets_their_time(self):
+        bundle = Bundle({"tools/compute-sanitizer": "echo '========= Error: Device not supported'; exit 1",
+                         "tools/ncu": "[[ $1 == --query-metrics ]] || { echo '==ERROR== ERR_NVGPUCTRPERM'; exit 1; }"})
+        with open(bundle.calls_path + ".cuda", "w", encoding="utf-8") as file:
+            file.write(", or London\n")
+        code, text = bundle.run()
+        verdicts = bundle.verdicts()
+        for name in ("planted_memcheck", "sanitizers", "ncu", "counters"):
+            self.assertEqual(verdicts[name][0], "SKIPPED", text)
+        self.assertNotIn("racecheck", verdicts)
+        planned = [command for name, _, command in phases() if name == "roofline"]
+        self.assertGreater(int(bundle.calls("bin/roofline")[0].split()[-1]), int(planned[0].split()[-1]) + 60)
+        # And another answer on the GPU than on the CPU is a failure, the only one.
+        self.assertEqual(code, 1)
+        self.assertEqual(verdicts["answer"][0], "FAILED")
+        self.assertIn("or London", verdicts["answer"][1])
+        self.assertTrue(text.endswith("1 phases failed\n"), text)
+
+    def test_what_the_machine_does_not_have_is_said(self):
+        if glob.glob("/opt/nvidia/nsight-compute/*/ncu"):
+            self.skipTest("check.sh looks there, too")
+        bundle = Bundle({"tools/compute-sanitizer": None, "tools/ncu": None, "tools/ldconfig": "exit 0"})
+        code, text = bundle.run()
+        self.assertEqual(code, 0, text)
+        for name in ("sanitizers", "ncu", "nccl"):
+            self.assertEqual(bundle.verdicts()[name][0], "SKIPPED", text)
+        self.assertEqual(len(bundle.calls("bin/ceilings")[0].split()), 2)  # no cuBLAS
+
+
+if __name__ == "__main__":
+    case_report.main()
