@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(kScanThreads)
   GridDependencyLaunch();
   GridDependencyWait();
   const int64_t row = blockIdx.y, first = int64_t{blockIdx.x} * kScanTokens;
-  const LogitScanRequest request = args.requests[row];
+  LogitScanRequest request = args.requests[row];
+  request.candidates = min(request.candidates, args.most);  // what there is room for
   const Chunk chunk = {args.logits + row * args.stride + first,
                        static_cast<int>(min(args.count - first, int64_t{kScanTokens})),
                        args.begin + static_cast<uint32_t>(first)};
@@ -203,8 +204,7 @@ __global__ void __launch_bounds__(kScanThreads)
 
   if (request.candidates == 0) return;
   if (threadIdx.x == 0) shared.listed = 0;
-  const int want = static_cast<int>(
-      min(min(int64_t{request.candidates}, int64_t{args.most}), int64_t{chunk.count}));
+  const int want = min(static_cast<int>(request.candidates), chunk.count);
   const auto id_of = [&](int i) { return chunk.begin + static_cast<uint32_t>(PlaceOf(i)); };
   const Boundary boundary =
       FindBoundary(x, id_of, want, chunk.count, chunk.begin,
@@ -266,7 +266,8 @@ __global__ void __launch_bounds__(kScanThreads)
   GridDependencyLaunch();
   GridDependencyWait();
   const int64_t row = blockIdx.x;
-  const LogitScanRequest request = args.requests[row];
+  LogitScanRequest request = args.requests[row];
+  request.candidates = min(request.candidates, args.most);  // what there is room for
   uint64_t first_key = 0;
   bool bad = false;
   DrawKey best = NoDraw();
