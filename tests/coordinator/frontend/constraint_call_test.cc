@@ -45,6 +45,8 @@ TEST_F(ConstraintCallTest, WhatNobodyWaitsForAnyMoreGivesItsPlaceFree) {
   auto first = stub_->Generate(&first_context, Constrained("a"));
   metrics_.Await("received", 1);
   auto second = stub_->Generate(&second_context, Constrained("b"));
+  // A call that is cancelled before it is received is never refused.
+  metrics_.Await("received", 2);
   AwaitWaiting(1);  // whichever came first is being tried
   second_context.TryCancel();
   EXPECT_FALSE(Finish(*second).ok());

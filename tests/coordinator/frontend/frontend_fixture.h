@@ -2,6 +2,7 @@
 // tests have in common.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -62,9 +63,10 @@ class RecordedMetrics : public NullEngineMetrics {
     return counts_[what];
   }
   // Waits until it has happened so often; what calls tell at their very end comes a moment later.
+  // A count that doesn't come fails by name, before the test's time is over.
   void Await(const std::string& what, int64_t times) {
     std::unique_lock<std::mutex> lock(mu_);
-    changed_.wait(lock, [&] { return counts_[what] >= times; });
+    changed_.wait_for(lock, std::chrono::seconds(40), [&] { return counts_[what] >= times; });
     EXPECT_EQ(counts_[what], times) << what;
   }
 
