@@ -206,7 +206,7 @@ absl::Status Serve(const CoordinatorOptions& options, Ending* ending) {
                    WorkerFleet::Listen(FleetOptions(options, *model, ending)));
 
   Engine::Options engine_options;
-  engine_options.token_budget = options.token_budget;
+  if (options.token_budget > 0) engine_options.token_budget = options.token_budget;
   engine_options.prefill_chunk = options.prefill_chunk;
   engine_options.prefix_cache = options.prefix_cache;
   engine_options.model_fingerprint = model->served.fingerprint;

@@ -61,9 +61,12 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, require_kernels, "any",
           "fast: refuse to start when anything would run on a fallback kernel; any: report it");
 ABSL_FLAG(int, kv_blocks, 0, "KV blocks of 16 tokens on every rank; 0 = by --kv-cache-bytes");
-ABSL_FLAG(std::string, kv_cache_bytes, "1GiB",
-          "KV cache of a rank at most: bytes, 512MiB, 24GiB. What does not fit is left out");
-ABSL_FLAG(int, token_budget, 256, "tokens computed in a step at most");
+ABSL_FLAG(std::string, kv_cache_bytes, "auto",
+          "KV cache of a rank at most: bytes, 512MiB, 24GiB; auto: 1 GiB on CPUs, on GPUs all that "
+          "the worker's --memory leaves. What does not fit is left out");
+ABSL_FLAG(int, token_budget, 0,
+          "tokens computed in a step at most; 0 = 256 on CPUs, 8192 on GPUs, and as many as "
+          "--max-running at least");
 ABSL_FLAG(int, prefill_chunk, 0,
           "prompt tokens of one request in a step at most; 0 = only the budget limits");
 ABSL_FLAG(
@@ -72,8 +75,8 @@ ABSL_FLAG(
     "in a request keeps tenants apart); off: every prompt is computed whole");
 ABSL_FLAG(
     int, max_running, 64,
-    "requests in steps at most, each choice of one counts; not above --token-budget, of which "
-    "each takes in every step");
+    "requests in steps at most, each choice of one counts; not above a --token-budget that is "
+    "given, of which each takes in every step");
 ABSL_FLAG(int, max_waiting, 1024,
           "requests in the queue at most, each choice of one counts; beyond it RESOURCE_EXHAUSTED");
 ABSL_FLAG(int64_t, max_waiting_tokens, 1 << 20, "prompt tokens in the queue at most");
@@ -189,8 +192,10 @@ absl::Status ReadNumerics(CoordinatorOptions& options) {
   RETURN_IF_ERROR(CheckRange("kv-blocks", blocks, 0, 1 << 24));
   if (blocks > 0) options.kv_blocks = static_cast<uint32_t>(blocks);
   const std::string bytes = absl::GetFlag(FLAGS_kv_cache_bytes);
+  if (bytes == "auto") return absl::OkStatus();
   const absl::StatusOr<uint64_t> parsed = ParseBytes(bytes);
-  if (!parsed.ok()) return BadFlag("kv-cache-bytes", bytes, parsed.status().message());
+  if (!parsed.ok())
+    return BadFlag("kv-cache-bytes", bytes, absl::StrCat(parsed.status().message(), ", or auto"));
   options.kv_bytes = *parsed;
   return absl::OkStatus();
 }
@@ -334,12 +339,12 @@ absl::StatusOr<CoordinatorOptions> CoordinatorOptionsFromFlags(
   const int budget = absl::GetFlag(FLAGS_token_budget), running = absl::GetFlag(FLAGS_max_running),
             waiting = absl::GetFlag(FLAGS_max_waiting), context = absl::GetFlag(FLAGS_max_context);
   const int64_t waiting_tokens = absl::GetFlag(FLAGS_max_waiting_tokens);
-  RETURN_IF_ERROR(CheckRange("token-budget", budget, 1, 1 << 16));
+  RETURN_IF_ERROR(CheckRange("token-budget", budget, 0, 1 << 16));
   RETURN_IF_ERROR(CheckRange("max-running", running, 1, 4096));
   RETURN_IF_ERROR(CheckRange("max-waiting", waiting, 1, 1 << 20));
   RETURN_IF_ERROR(CheckRange<int64_t>("max-waiting-tokens", waiting_tokens, 1, int64_t{1} << 40));
   RETURN_IF_ERROR(CheckRange("max-context", context, 0, 1 << 24));
-  if (running > budget) {
+  if (budget > 0 && running > budget) {
     return BadFlag("max-running", absl::StrCat(running),
                    absl::StrCat("more than --token-budget=", budget,
                                 ": each request that generates needs a token of the budget in "

@@ -36,9 +36,9 @@ struct CoordinatorOptions {
   bool deterministic = true;
   bool require_fast_kernels = false;
   std::optional<uint32_t> kv_blocks;
-  uint64_t kv_bytes = 0;  // per rank; without kv_blocks
+  std::optional<uint64_t> kv_bytes;  // per rank; without kv_blocks; none: by the device
 
-  uint32_t token_budget = 256;
+  uint32_t token_budget = 0;   // 0 = by the device
   uint32_t prefill_chunk = 0;  // 0 = only the budget limits
   bool prefix_cache = true;
   uint32_t max_running = 64;

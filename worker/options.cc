@@ -32,14 +32,15 @@ ABSL_FLAG(
     std::string, device, "",
     "what computes: cpu; cuda:N, the GPU with that number among those the process sees; cuda, "
     "the one of --local-rank; auto, such a GPU where it opens, else the CPU (the log says "
-    "why). Empty = auto; a worker built without GPUs then says nothing of it");
+    "why). Empty = cuda in a worker built for GPUs, cpu in one that is not");
 ABSL_FLAG(int, threads, 0,
           "compute threads; 0 = the CPUs that the cgroup and the affinity mask grant, divided by "
           "--local-ranks");
 ABSL_FLAG(std::string, memory, "80%",
           "memory for weights, buffers and KV cache: bytes, 512MiB, 24GiB, or a share of what is "
           "available now, "
-          "divided by --local-ranks; on a GPU: of its free memory, undivided");
+          "divided by --local-ranks; on a GPU: of its free memory, undivided (the rest is for "
+          "captured graphs and NCCL's buffers)");
 ABSL_FLAG(std::string, isa, "auto",
           "widest instruction set that kernels may use: auto (what a measurement at start finds "
           "fastest), scalar, avx2, avx512vnni. All give the same bits");

@@ -177,9 +177,9 @@ using RequestHandle = uint64_t;
 class Engine {
  public:
   struct Options {
-    uint32_t token_budget = 256;  // per step
-    uint32_t prefill_chunk = 0;   // tokens of one sequence a step at most; 0 = the budget
-    uint32_t max_running = 64;    // no more than the budget has tokens
+    uint32_t token_budget = UINT32_MAX;  // per step, at most the group's
+    uint32_t prefill_chunk = 0;          // tokens of one sequence a step at most; 0 = the budget
+    uint32_t max_running = 64;           // no more than the budget has tokens
     // Bounds of the queue; batch requests have a queue of their own with the same bounds.
     uint32_t max_waiting = 1024;  // requests
     uint64_t max_waiting_tokens = 1 << 20;

@@ -201,6 +201,10 @@ void Group::StartLoading(absl::Time now) {
   ++term_;
   state_ = State::kLoading;
   state_since_ = now;
+  numerics_ = options_.numerics;
+  if (numerics_.max_step_tokens() == 0)
+    numerics_.set_max_step_tokens(
+        std::max(OnGpus() ? kGpuStepTokens : kCpuStepTokens, numerics_.max_slots()));
   LogInfo("fleet: event=group_loading term={} world={}", term_, options_.world);
   for (auto& [connection, member] : members_) {
     if (!member.has_rank()) continue;
@@ -213,7 +217,7 @@ void Group::StartLoading(absl::Time now) {
     assign.set_rank(*member.rank);
     assign.set_world(options_.world);
     *assign.mutable_plan() = plans_[*member.rank];
-    *assign.mutable_numerics() = options_.numerics;
+    *assign.mutable_numerics() = numerics_;
     SendTo(member, std::move(message));
     LogInfo("fleet: event=rank_assigned rank={} term={} pid={} host={} held={}", *member.rank,
             term_, member.registration.pid(), member.registration.host(),
@@ -238,12 +242,14 @@ void Group::OnLoaded(Member& member, const internal::Loaded& loaded, absl::Time 
 
 void Group::StartJoining(absl::Time now) {
   uint64_t blocks = options_.kv_blocks.value_or(UINT32_MAX);
+  std::optional<uint64_t> bytes = options_.kv_bytes;
+  if (!options_.kv_blocks && !bytes && !OnGpus()) bytes = kCpuCacheBytes;
   uint32_t poorest = 0;
   for (const auto& [connection, member] : members_) {
     if (!member.has_rank()) continue;
     uint64_t own = member.loaded.max_cache_blocks();
-    const uint64_t block_bytes = CacheBytesPerBlock(plans_[*member.rank], options_.numerics);
-    if (options_.kv_bytes && block_bytes > 0) own = std::min(own, *options_.kv_bytes / block_bytes);
+    const uint64_t block_bytes = CacheBytesPerBlock(plans_[*member.rank], numerics_);
+    if (bytes && block_bytes > 0) own = std::min(own, *bytes / block_bytes);
     if (own < blocks) {
       blocks = own;
       poorest = *member.rank;
@@ -252,8 +258,7 @@ void Group::StartJoining(absl::Time now) {
   if (blocks == 0) {
     hopeless_ = true;
     output_->OnHopeless(absl::FailedPreconditionError(absl::StrCat(
-        "rank ", poorest, " has no memory for a single KV block of ",
-        options_.numerics.block_tokens(),
+        "rank ", poorest, " has no memory for a single KV block of ", numerics_.block_tokens(),
         " tokens; raise --kv-cache-bytes or the worker's --memory, or use more workers")));
     return;
   }
@@ -361,9 +366,9 @@ void Group::BecomeReady(absl::Time now) {
   info.epoch = epoch_;
   info.world = options_.world;
   info.cache_blocks = cache_blocks_;
-  info.block_tokens = options_.numerics.block_tokens();
-  info.max_slots = options_.numerics.max_slots();
-  info.max_step_tokens = options_.numerics.max_step_tokens();
+  info.block_tokens = numerics_.block_tokens();
+  info.max_slots = numerics_.max_slots();
+  info.max_step_tokens = numerics_.max_step_tokens();
   output_->OnGroupReady(info);
 }
 

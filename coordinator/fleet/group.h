@@ -81,6 +81,8 @@ class Group {
   // Registration (registration.cc).
   void Register(Member& member, const internal::Register& registration, absl::Time now);
   absl::Status Acceptable(const internal::Register& registration) const;
+  // True when the workers compute on GPUs: all of them then do.
+  bool OnGpus() const;
 
   // Bring-up (group.cc). TryForm begins it when the group is waiting and there are enough workers.
   void TryForm(absl::Time now);
@@ -139,8 +141,9 @@ class Group {
   bool hopeless_ = false;
   uint64_t term_ = 0;
   uint64_t epoch_ = 0;
-  bool was_ready_ = false;        // in any epoch: model, files and memory have sufficed once
-  bool ready_announced_ = false;  // OnGroupReady of this epoch has been given out
+  bool was_ready_ = false;              // in any epoch: model, files and memory have sufficed once
+  bool ready_announced_ = false;        // OnGroupReady of this epoch has been given out
+  internal::NumericsOptions numerics_;  // with what the workers' device decided
   uint32_t cache_blocks_ = 0;
   uint64_t last_step_ = 0;  // last submitted in this epoch
   std::deque<OutstandingPlan> outstanding_;

@@ -16,6 +16,9 @@
 namespace bitshard {
 
 inline constexpr uint32_t kFleetProtocol = 1;
+// Tokens of a step where nothing is said: as many as keep the arithmetic units busy.
+inline constexpr uint32_t kCpuStepTokens = 256, kGpuStepTokens = 8192;
+inline constexpr uint64_t kCpuCacheBytes = uint64_t{1} << 30;
 
 struct GroupOptions {
   uint32_t world = 1;
@@ -23,9 +26,10 @@ struct GroupOptions {
   std::string build;     // version that workers must have
   std::string instance;  // random name of this coordinator process; part of communicator ids
   bool require_equal_numerics = true;
+  // max_step_tokens = 0: by the workers' device, but not below max_slots.
   internal::NumericsOptions numerics;
   // KV blocks of a rank, or bytes per rank: at most what the poorest rank holds. Neither: all that
-  // it holds.
+  // it holds of a GPU's memory, kCpuCacheBytes on CPUs, whose memory is not theirs alone.
   std::optional<uint32_t> kv_blocks;
   std::optional<uint64_t> kv_bytes;
   // One positive share a rank; empty: equal shares.

@@ -81,6 +81,12 @@ absl::Status NothingInCommon(const internal::Register& mine, const internal::Reg
 
 }  // namespace
 
+bool Group::OnGpus() const {
+  return std::any_of(members_.begin(), members_.end(), [](const auto& entry) {
+    return entry.second.has_rank() && DeviceKind(entry.second.registration) != "cpu";
+  });
+}
+
 void Group::Connected(ConnectionId connection, absl::Time now) {
   const auto unregistered = std::count_if(members_.begin(), members_.end(), [](const auto& entry) {
     return entry.second.phase == Member::Phase::kConnected;

@@ -98,15 +98,15 @@ absl::StatusOr<std::optional<CompressedTensorsConfig>> Quantization(const Synthe
   std::optional<QuantizationDeclaration> declared;
   if (model.quantizes()) {
     declared = DeclarationOf(model);
-  } else if (model.bits == 0) {
+  } else if (model.bits == 0 && model.format.empty()) {
     ASSIGN_OR_RETURN(declared, FindQuantization(source.json, source.where));
   }
   if (!declared) return std::nullopt;
   if (declared->method != "compressed-tensors") {
-    return absl::UnimplementedError(
-        absl::StrCat(declared->where, ": weights of quant_method '", declared->method,
-                     "' cannot be made; those of compressed-tensors can, and bits=2 to 8 takes "
-                     "such ones whatever the config says"));
+    return absl::UnimplementedError(absl::StrCat(
+        declared->where, ": weights of quant_method '", declared->method,
+        "' cannot be made; those of compressed-tensors can, and bits=2 to 8 or format= "
+        "makes others whatever the config says"));
   }
   ASSIGN_OR_RETURN(CompressedTensorsConfig config, CompressedTensorsConfig::Parse(*declared));
   return config;
@@ -116,10 +116,10 @@ absl::StatusOr<std::optional<CompressedTensorsConfig>> Quantization(const Synthe
 class Inventor {
  public:
   Inventor(const Source& source, std::string dense,
-           const std::optional<CompressedTensorsConfig>& quantization, uint64_t seed)
-      : dense_(std::move(dense)), quantization_(quantization) {
-    index_.AddFile({absl::StrCat(source.where, " (synthetic weights, seed ", seed, ")"), 0});
-    index_.set_synthetic_seed(seed);
+           const std::optional<CompressedTensorsConfig>& quantization, const SyntheticModel& model)
+      : dense_(std::move(dense)), quantization_(quantization), layers_(model.format) {
+    index_.AddFile({absl::StrCat(source.where, " (synthetic weights, seed ", model.seed, ")"), 0});
+    index_.set_synthetic_seed(model.seed);
   }
 
   absl::StatusOr<internal::ModelGraph> Build(const ModelConfig& config) {
@@ -131,6 +131,8 @@ class Inventor {
 
  private:
   absl::StatusOr<std::string> FormatOf(const std::string& name) const {
+    if (!layers_.empty())
+      return name == "model.embed_tokens.weight" || name == "lm_head.weight" ? dense_ : layers_;
     constexpr absl::string_view kWeight = ".weight";
     if (!quantization_ || !absl::EndsWith(name, kWeight)) return dense_;
     ASSIGN_OR_RETURN(const CompressedTensorsConfig::Match match,
@@ -174,6 +176,7 @@ class Inventor {
 
   const std::string dense_;
   const std::optional<CompressedTensorsConfig>& quantization_;
+  const std::string layers_;  // the format of their matrices; empty: quantization_ says
   TensorIndex index_;
   uint64_t offset_ = 0;  // of the file that there is not
 };
@@ -255,14 +258,14 @@ absl::StatusOr<Checkpoint> OpenSyntheticModel(const SyntheticModel& model) {
   ASSIGN_OR_RETURN(const auto quantization, Quantization(model, source));
   ASSIGN_OR_RETURN(const std::string dense, DenseFormat(source));
 
-  Inventor whole(source, dense, quantization, model.seed);
+  Inventor whole(source, dense, quantization, model);
   absl::StatusOr<internal::ModelGraph> graph = whole.Build(config);
   if (!graph.ok()) return named(graph.status());
   checkpoint.index = std::move(whole).Take();
   if (model.shards > 1) {
     const absl::Status taken = TakeShare(*graph, checkpoint.index, model, config);
     if (!taken.ok()) return named(taken);
-    Inventor share(source, dense, quantization, model.seed);
+    Inventor share(source, dense, quantization, model);
     graph = share.Build(config);
     if (!graph.ok()) return named(graph.status());
     checkpoint.index = std::move(share).Take();

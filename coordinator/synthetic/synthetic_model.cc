@@ -29,12 +29,15 @@ absl::Status ParseOption(absl::string_view option, SyntheticModel& model) {
     if (!absl::SimpleAtoi(value, &model.bits)) return wrong("takes 2 to 8, or 16");
   } else if (parts.first == "group") {
     if (!absl::SimpleAtoi(value, &model.group)) return wrong("takes a number of columns, or 0");
+  } else if (parts.first == "format") {
+    if (value.empty()) return wrong("takes the name of a format, q4_k for one");
+    model.format = std::string(value);
   } else if (parts.first == "seed") {
     if (!absl::SimpleAtoi(value, &model.seed)) return wrong("takes a number from 0 on");
   } else if (parts.first == "shard") {
     return ParseShard({value.data(), value.size()}, model);
   } else {
-    return wrong("known are bits=, group=, asym, shard=I/N and seed=");
+    return wrong("known are bits=, group=, asym, format=, shard=I/N and seed=");
   }
   return absl::OkStatus();
 }
@@ -47,6 +50,8 @@ std::string SyntheticModel::Describe() const {
     absl::StrAppend(&text, " of ", bits, " bits, ",
                     group == 0 ? "a scale a row" : absl::StrCat("groups of ", group),
                     symmetric ? "" : ", with zero points");
+  } else if (!format.empty()) {
+    absl::StrAppend(&text, " in format ", format);
   } else {
     absl::StrAppend(&text, bits == 0 ? ", quantized as the config says" : ", unquantized");
   }
@@ -80,6 +85,12 @@ absl::Status CheckSyntheticModel(const SyntheticModel& model) {
       (model.bits < 2 || model.bits > 8)) {
     return wrong("bits=", model.bits, "; 2 to 8, or 16 for unquantized ones");
   }
+  if (!model.format.empty() &&
+      (model.bits != 0 || model.group != SyntheticModel().group || !model.symmetric)) {
+    return wrong("format=", model.format, " beside bits, a group or zero points; it says them all");
+  }
+  if (model.format.find_first_of(",:") != std::string::npos)
+    return wrong("format=", model.format, ": no format is called so");
   if (model.group > kMaxGroup)
     return wrong("group=", model.group, "; at most ", kMaxGroup, ", or 0 for a scale a row");
   if (model.group != SyntheticModel().group && !model.quantizes())
@@ -124,6 +135,7 @@ std::string Spelled(const SyntheticModel& model) {
   if (model.bits != 0) add("bits=", model.bits);
   if (model.quantizes()) add("group=", model.group);
   if (!model.symmetric) add("asym");
+  if (!model.format.empty()) add("format=", model.format);
   if (model.shards > 1) add("shard=", model.shard, "/", model.shards);
   if (model.seed != 1) add("seed=", model.seed);
   return absl::StrCat(kPrefix, options, ":", model.config);

@@ -10,6 +10,9 @@
 //               quantization_config, else nothing is).
 //   group=N     columns of a scale group (128); 0: one scale a row. With bits=2 to 8.
 //   asym        with zero points. With bits=2 to 8.
+//   format=NAME instead of bits, group and asym: all layers' matrices in a format of
+//   kernels/formats
+//               (q4_k, "ct_int4 group=32 scale=f16 asym"), embedding and head unquantized.
 //   shard=I/N   only the part that rank I of N equal ranks would own, as a model of its own.
 //   seed=N      (1)
 #pragma once
@@ -29,6 +32,7 @@ struct SyntheticModel {
   int bits = 0;  // 0: as the config says
   uint32_t group = 128;
   bool symmetric = true;
+  std::string format;  // empty: bits or the config says
   uint32_t shard = 0, shards = 1;
   uint64_t seed = 1;
 

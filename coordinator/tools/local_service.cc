@@ -23,8 +23,8 @@ ABSL_FLAG(int32_t, workers, 1, "worker processes on this machine");
 ABSL_FLAG(int32_t, threads, 0, "threads of each worker; 0 = its share of the cores");
 ABSL_FLAG(
     std::string, device, "",
-    "what the workers compute on: cpu, cuda (each a GPU of its own), auto; empty = a GPU where "
-    "the worker was built for one and finds it");
+    "what the workers compute on: cpu, cuda (each a GPU of its own), auto; empty = cuda where the "
+    "worker was built for GPUs, else cpu");
 ABSL_FLAG(std::string, activations, "a16", "a16, a8 or f32");
 ABSL_FLAG(std::string, kv_cache_dtype, "bf16", "bf16, f16, f32, int8 or fp8_e4m3");
 ABSL_FLAG(bool, deterministic, true,

@@ -14,6 +14,7 @@ ABSL_FLAG(int32_t, synthetic_bits, 0,
           "of the layers' matrices: 2 to 8, or 16 for unquantized; 0 = as the config says");
 ABSL_FLAG(int32_t, synthetic_group, 128, "columns of a scale group; 0 = one scale a row");
 ABSL_FLAG(bool, synthetic_zeros, false, "zero points beside the scales");
+ABSL_FLAG(std::string, synthetic_format, "", "of the layers' matrices, by its name: q4_k");
 ABSL_FLAG(std::string, synthetic_shard, "", "I/N: only what rank I of N would own");
 
 namespace bitshard {
@@ -24,12 +25,15 @@ absl::StatusOr<std::optional<SyntheticModel>> SyntheticModelFromFlags() {
   model.bits = absl::GetFlag(FLAGS_synthetic_bits);
   const int32_t group = absl::GetFlag(FLAGS_synthetic_group);
   model.symmetric = !absl::GetFlag(FLAGS_synthetic_zeros);
+  model.format = absl::GetFlag(FLAGS_synthetic_format);
   const std::string shard = absl::GetFlag(FLAGS_synthetic_shard);
   if (model.config.empty()) {
-    if (model.bits == 0 && group == 128 && model.symmetric && shard.empty()) return std::nullopt;
+    const bool nothing =
+        model.bits == 0 && group == 128 && model.symmetric && model.format.empty() && shard.empty();
+    if (nothing) return std::nullopt;
     return absl::InvalidArgumentError(
-        "--synthetic-bits, --synthetic-group, --synthetic-zeros and --synthetic-shard go with "
-        "--synthetic=CONFIG");
+        "--synthetic-bits, --synthetic-group, --synthetic-zeros, --synthetic-format and "
+        "--synthetic-shard go with --synthetic=CONFIG");
   }
   if (group < 0) {
     return absl::InvalidArgumentError(absl::StrCat(

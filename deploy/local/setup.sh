@@ -134,7 +134,7 @@ CUDA_DISASSEMBLER_WHEELS=(
   "nvidia-cuda-cuobjdump==13.5.37 --hash=sha256:38780fee50863252a0b8926357faa91615ca1c8346490563f33a06100cd73f58"
   "nvidia-cuda-nvdisasm==13.5.37 --hash=sha256:d3fdbdd49fa53e2e4aacd3db8259d052bd2b049ececdcb69e92e083c6728e7ca"
 )
-NCCL_WHEEL="nvidia-nccl-cu13==2.28.9 --hash=sha256:e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42"
+NCCL_WHEEL="nvidia-nccl-cu13==2.30.7 --hash=sha256:cefa7fdb9710efd0f39c5f1be1d61ff6fc9a996c451265bd7fbdcf9455ed4b50"
 
 # fetch_wheels FOLDER SIZE REQUIREMENT...: unpacks wheels of PyPI into FOLDER, unless it holds exactly these. One at a time:
 # Bazel fetches its repositories side by side.
@@ -200,17 +200,17 @@ cuda_disassembler() {
 }
 
 # nccl TOOLKIT: prints two lines, the folders of nccl.h and of libnccl.so.2: the toolkit's, the system's, or a wheel's.
-# Only with BITSHARD_CUDA=on is the wheel's library kept (218 MB); the fake of the tests needs the header alone.
+# Only with BITSHARD_CUDA=on is the wheel's library kept (252 MB); the fake of the tests needs the header alone.
 nccl() {
-  local place folder="$BITSHARD_CACHE/nccl-2.28.9"
+  local place folder="$BITSHARD_CACHE/nccl-2.30.7"
   for place in "$1/include $1/lib64" "/usr/include /usr/lib/x86_64-linux-gnu"; do
     if [[ -f "${place% *}/nccl.h" ]]; then
       printf '%s\n%s\n' "${place% *}" "${place#* }"
       return 0
     fi
   done
-  [[ "${BITSHARD_CUDA:-}" == on || -d "$folder" ]] || folder="$BITSHARD_CACHE/nccl-headers-2.28.9"
-  fetch_wheels "$folder" "197 MB" "$NCCL_WHEEL"
-  [[ "$folder" == */nccl-2.28.9 ]] || rm -rf "$folder/nvidia/nccl/lib"
+  [[ "${BITSHARD_CUDA:-}" == on || -d "$folder" ]] || folder="$BITSHARD_CACHE/nccl-headers-2.30.7"
+  fetch_wheels "$folder" "206 MB" "$NCCL_WHEEL"
+  [[ "$folder" == */nccl-2.30.7 ]] || rm -rf "$folder/nvidia/nccl/lib"
   printf '%s\n%s\n' "$folder/nvidia/nccl/include" "$folder/nvidia/nccl/lib"
 }

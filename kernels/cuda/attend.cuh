@@ -85,15 +85,13 @@ __device__ __forceinline__ FoldFactors AddChunk(float chunk_max, float chunk_sum
 
 // The results of single chunks, [token][q head][chunk, from the first that the token sees].
 struct AttendScratch {
-  unsigned* tickets;  // [tile][kv head]
   float2* max_sum;
   float* out;  // ...[head_dim]
 };
 __device__ __forceinline__ AttendScratch ScratchOf(const AttendArgs& args) {
-  uint8_t* const partials = static_cast<uint8_t*>(args.scratch) + kAttendTicketBytes;
   const int64_t count = args.tokens.m * args.q_heads * args.plan.chunks;
-  return {static_cast<unsigned*>(args.scratch), reinterpret_cast<float2*>(partials),
-          reinterpret_cast<float*>(partials + count * static_cast<int64_t>(sizeof(float2)))};
+  float2* const max_sum = static_cast<float2*>(args.scratch);
+  return {max_sum, reinterpret_cast<float*>(max_sum + count)};
 }
 
 // A p is never below 0, so that -0 says: unseen. It adds nothing to a sum.
@@ -104,10 +102,8 @@ __device__ __forceinline__ bool IsSeen(float p) { return __float_as_uint(p) != 0
 struct AttendTile {
   int head_of[kMaxQHeads];  // the q heads of the block's kv head, ascending
   int group;                // how many
-  int parts;                // that have work
   TokenRun run;
-  int first;     // query of the run, of the next turn
-  bool is_last;  // to arrive
+  int first;  // query of the run, of the next turn
 };
 
 // What the queries of one turn share.
@@ -149,7 +145,7 @@ class Attend {
   __device__ __forceinline__ void Turn() {
     LoadQueries();
     for (int chunk = FirstVisible(tile_.run.position, args_.window) / kKvChunkTokens + blockIdx.z;
-         chunk * kKvChunkTokens <= shared_.highest; chunk += tile_.parts) {
+         chunk * kKvChunkTokens <= shared_.highest; chunk += args_.plan.parts) {
       AttendWindow w;
       w.base = chunk * kKvChunkTokens;
       w.first = max(shared_.lowest - w.base, 0);
@@ -159,13 +155,13 @@ class Attend {
       float out[kQueries];
       Outputs(w, out);
       __syncthreads();
-      if (tile_.parts > 1) {
+      if (args_.plan.parts > 1) {
         StorePartials(w.base, out);
       } else {
         Fold(w.base, out);
       }
     }
-    if (tile_.parts == 1) {
+    if (args_.plan.parts == 1) {
       __syncthreads();
       Store();
     }

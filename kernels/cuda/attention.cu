@@ -15,9 +15,10 @@ namespace {
 
 // Blocks that fill a large GPU a few times over; with fewer, contexts are split.
 constexpr int64_t kTargetBlocks = 2048;
-static_assert(kTargetBlocks * sizeof(unsigned) <= kAttendTicketBytes);
-// Of partial results. With more rows there are blocks enough without splitting.
-constexpr uint64_t kMaxPartialBytes = uint64_t{64} << 20;
+// Two for each place of a large GPU (two an SM). With fewer, SMs stand idle for long: there
+// splitting is worth more memory for partial results.
+constexpr int64_t kFewBlocks = 512;
+constexpr uint64_t kPartialBytes = uint64_t{64} << 20;
 constexpr int64_t kTileFromRows = 32;  // fewer are decoded a token a block
 
 // The tokens of the block's tile.
@@ -48,30 +49,6 @@ __device__ __forceinline__ void StoreZeros(const AttendArgs& args, const AttendT
     args.out[token * args.out_stride + tile.head_of[i / head_dim] * head_dim + i % head_dim] = 0;
 }
 
-// Folds the chunks of all queries of a run.
-__device__ __forceinline__ void FoldRun(const AttendArgs& args, const AttendTile& tile,
-                                        const TokenRun& run) {
-  const AttendScratch scratch = ScratchOf(args);
-  const int head_dim = args.cache.head_dim;
-  for (int i = threadIdx.x; i < run.tokens * tile.group * head_dim; i += kAttendThreads) {
-    const AttendQuery query = QueryAt(run, i / head_dim, tile.group, tile.head_of, args.window);
-    const int d = i % head_dim;
-    const int chunks = query.last / kKvChunkTokens - query.first / kKvChunkTokens + 1;
-    const int64_t at = (int64_t{query.token} * args.q_heads + query.head) * args.plan.chunks;
-    const float2* const max_sum = scratch.max_sum + at;
-    const float* const out = scratch.out + at * head_dim + d;
-    float max_so_far = max_sum[0].x, sum_so_far = max_sum[0].y, total = out[0];
-#pragma unroll 4
-    for (int c = 1; c < chunks; ++c) {
-      const float2 chunk = max_sum[c];
-      const float chunk_out = out[int64_t{c} * head_dim];
-      const FoldFactors factors = AddChunk(chunk.x, chunk.y, max_so_far, sum_so_far);
-      total = fmaf(total, factors.before, chunk_out * factors.now);
-    }
-    args.out[query.token * args.out_stride + query.head * head_dim + d] = total / sum_so_far;
-  }
-}
-
 template <KvType kType, int kQueries>
 __global__ void __launch_bounds__(kAttendThreads, 2)
     AttendKernel(const __grid_constant__ AttendArgs args) {
@@ -81,12 +58,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   GridDependencyLaunch();
   GridDependencyWait();
   if (args.without_tiles && IsWholeTile(args.tokens, TileBegin(args) / kTileQueries)) return;
-  {
-    // Parts beyond the longest run have nothing to do; part 0 is always there, for padding.
-    const int parts = max(1, min(args.plan.parts, LongestRun(args)));
-    if (static_cast<int>(blockIdx.z) >= parts) return;
-    if (threadIdx.x == 0) tile.parts = parts;
-  }
+  // Parts beyond the longest run have nothing to do; part 0 is always there, for padding.
+  if (blockIdx.z > 0 && static_cast<int>(blockIdx.z) >= LongestRun(args)) return;
   const int group = FindHeads(args, static_cast<int>(blockIdx.y), tile.head_of);
   if (threadIdx.x == 0) tile.group = group;
   __syncthreads();
@@ -107,23 +80,79 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     }
     while (tile.first < tile.run.tokens * tile.group) attend.Turn();
   }
-  if (tile.parts == 1) return;
+}
 
-  GridRelease();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    unsigned* const ticket = ScratchOf(args).tickets + blockIdx.x * gridDim.y + blockIdx.y;
-    const unsigned last = static_cast<unsigned>(tile.parts - 1);
-    tile.is_last = atomicInc(ticket, last) == last;  // which leaves 0
+constexpr int kFoldChunks = 32;  // at once: a lane each
+
+struct FoldChunks {
+  float out[kFoldChunks];  // of each, the lane's d
+  float2 max_sum;          // of the lane's chunk
+};
+// Those from `first` on.
+__device__ __forceinline__ FoldChunks LoadChunks(const float2* max_sum, const float* out,
+                                                 int head_dim, int first, int chunks) {
+  FoldChunks loaded;
+  const int mine = first + static_cast<int>(threadIdx.x);
+  loaded.max_sum = mine < chunks ? max_sum[mine] : make_float2(__uint_as_float(0xff800000u), 0.0f);
+#pragma unroll
+  for (int i = 0; i < kFoldChunks; ++i)
+    loaded.out[i] = first + i < chunks ? out[int64_t{first + i} * head_dim] : 0.0f;
+  return loaded;
+}
+
+// The fold of a query's chunks, left to right: a warp for 32 of its d. Each lane finds out how its
+// chunk enters (AddChunk), which takes the largest maximum before it and no more; then all lanes
+// add up. The next chunks are on their way meanwhile.
+__global__ void __launch_bounds__(kFoldChunks) FoldKernel(const __grid_constant__ AttendArgs args) {
+  GridDependencyLaunch();
+  GridDependencyWait();
+  const int token = blockIdx.x, lane = threadIdx.x, head_dim = args.cache.head_dim;
+  const int position = args.tokens.position[token];
+  if (position < 0) return;  // zeros are there
+  if (args.without_tiles && IsWholeTile(args.tokens, token / kTileQueries)) return;
+  const int chunks =
+      position / kKvChunkTokens - FirstVisible(position, args.window) / kKvChunkTokens + 1;
+  const int64_t query = int64_t{token} * args.q_heads + blockIdx.y;
+  const int d = blockIdx.z * kFoldChunks + lane;
+  const AttendScratch scratch = ScratchOf(args);
+  const float2* const max_sum = scratch.max_sum + query * args.plan.chunks;
+  // Lanes without a d of their own add up another's.
+  const float* const out = scratch.out + query * args.plan.chunks * head_dim + min(d, head_dim - 1);
+
+  float max_so_far = max_sum[0].x, sum_so_far = max_sum[0].y, total = out[0];
+  FoldChunks x = LoadChunks(max_sum, out, head_dim, 1, chunks);
+#pragma unroll 1
+  for (int first = 1; first < chunks; first += kFoldChunks) {
+    const FoldChunks next = LoadChunks(max_sum, out, head_dim, first + kFoldChunks, chunks);
+    float new_max = x.max_sum.x;
+#pragma unroll
+    for (int lanes = 1; lanes < kFoldChunks; lanes *= 2) {
+      const float earlier = __shfl_up_sync(0xffffffffu, new_max, lanes);
+      if (lane >= lanes) new_max = new_max > earlier ? new_max : earlier;
+    }
+    new_max = new_max > max_so_far ? new_max : max_so_far;
+    float old_max = __shfl_up_sync(0xffffffffu, new_max, 1);
+    if (lane == 0) old_max = max_so_far;
+    max_so_far = __shfl_sync(0xffffffffu, new_max, kFoldChunks - 1);
+    const float before = ExpF32(old_max - new_max), now = ExpF32(x.max_sum.x - new_max);
+    const float sum = x.max_sum.y * now;
+#pragma unroll
+    for (int i = 0; i < kFoldChunks; ++i) {
+      if (first + i >= chunks) break;
+      const float before_i = __shfl_sync(0xffffffffu, before, i);
+      total = fmaf(total, before_i, x.out[i] * __shfl_sync(0xffffffffu, now, i));
+      sum_so_far = fmaf(sum_so_far, before_i, __shfl_sync(0xffffffffu, sum, i));
+    }
+    x = next;
   }
-  __syncthreads();
-  if (!tile.is_last) return;
-  GridAcquire();
-  for (int token = TileBegin(args); token < TileEnd(args);) {
-    const TokenRun run = RunAt(args.tokens, token, TileEnd(args));
-    token += run.tokens;
-    if (run.position >= 0) FoldRun(args, tile, run);
-  }
+  if (d < head_dim)
+    args.out[token * args.out_stride + int64_t{blockIdx.y} * head_dim + d] = total / sum_so_far;
+}
+
+cudaError_t LaunchFold(const AttendArgs& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.tokens.m), static_cast<unsigned>(args.q_heads),
+                  static_cast<unsigned>((args.cache.head_dim + kFoldChunks - 1) / kFoldChunks));
+  return LAUNCH_KERNEL_EARLY(FoldKernel, grid, dim3(kFoldChunks), 0, stream, args);
 }
 
 template <KvType kType>
@@ -144,6 +173,13 @@ cudaError_t Launch(const AttendArgs& args, cudaStream_t stream) {
   return cudaErrorInvalidValue;
 }
 
+int GroupOf(const KvLayout& layout, int q_heads) {
+  return (q_heads + layout.kv_heads - 1) / layout.kv_heads;
+}
+
+// Powers of two: a tile lies in one of LaunchAttendTiles' (kTileQueries).
+int TileTokens(int group) { return group <= 1 ? 8 : group == 2 ? 4 : group <= 4 ? 2 : 1; }
+
 int64_t ChunksOf(int64_t max_context) {
   return std::max<int64_t>(1, (max_context + kKvChunkTokens - 1) / kKvChunkTokens);
 }
@@ -155,19 +191,19 @@ uint64_t PartialBytes(const KvLayout& layout, int q_heads, int64_t m, int64_t ch
 }  // namespace
 
 AttendPlan PlanAttend(const KvLayout& layout, int q_heads, int64_t m, int64_t max_context,
-                      int window, bool may_split) {
+                      int window, uint64_t scratch_bytes) {
   AttendPlan plan;
   plan.chunks = ChunksOf(max_context);
   if (window > 0) plan.chunks = std::min<int64_t>(plan.chunks, (window - 1) / kKvChunkTokens + 2);
   if (layout.kv_heads == 0 || m == 0) return plan;
-  const int group = (q_heads + layout.kv_heads - 1) / layout.kv_heads;
-  // Powers of two: a tile lies in one of LaunchAttendTiles' (kTileQueries).
-  if (m >= kTileFromRows) plan.tile_tokens = group <= 1 ? 8 : group == 2 ? 4 : group <= 4 ? 2 : 1;
+  const int group = GroupOf(layout, q_heads);
+  if (m >= kTileFromRows) plan.tile_tokens = TileTokens(group);
   const int queries = group * plan.tile_tokens;
   plan.queries = queries <= 1 ? 1 : queries <= 4 ? 4 : 8;
   const int64_t blocks = (m + plan.tile_tokens - 1) / plan.tile_tokens * layout.kv_heads;
-  if (may_split && blocks < kTargetBlocks &&
-      PartialBytes(layout, q_heads, m, plan.chunks) <= kMaxPartialBytes) {
+  const uint64_t bytes = PartialBytes(layout, q_heads, m, plan.chunks);
+  if (blocks < kTargetBlocks && bytes <= scratch_bytes &&
+      (blocks < kFewBlocks || bytes <= kPartialBytes)) {
     plan.parts =
         static_cast<int>(std::min<int64_t>(plan.chunks, (kTargetBlocks + blocks - 1) / blocks));
   }
@@ -175,16 +211,21 @@ AttendPlan PlanAttend(const KvLayout& layout, int q_heads, int64_t m, int64_t ma
 }
 
 uint64_t AttendScratchBytes(const KvLayout& layout, int q_heads, int64_t max_tokens,
-                            int64_t max_context) {
+                            int64_t max_context, uint64_t max_bytes) {
   const int64_t chunks = ChunksOf(max_context);
   if (chunks == 1 || q_heads == 0 || layout.kv_heads == 0) return 0;
-  return kAttendTicketBytes +
-         std::min(kMaxPartialBytes, PartialBytes(layout, q_heads, max_tokens, chunks));
+  const auto bytes = [&](int64_t rows) {
+    return PartialBytes(layout, q_heads, std::min(rows, max_tokens), chunks);
+  };
+  const int64_t few_rows = kFewBlocks / layout.kv_heads * TileTokens(GroupOf(layout, q_heads));
+  return std::min(max_bytes, std::max(std::min(kPartialBytes, bytes(max_tokens)), bytes(few_rows)));
 }
 
 cudaError_t LaunchAttend(const AttendArgs& args, cudaStream_t stream) {
   if (args.tokens.m == 0 || args.cache.kv_heads == 0) return cudaSuccess;
-  return VisitKvType(args.cache.type, [&](auto type) { return Launch<type.value>(args, stream); });
+  const cudaError_t error =
+      VisitKvType(args.cache.type, [&](auto type) { return Launch<type.value>(args, stream); });
+  return error != cudaSuccess || args.plan.parts == 1 ? error : LaunchFold(args, stream);
 }
 
 }  // namespace bitshard::cuda

@@ -62,19 +62,19 @@ cudaError_t LaunchAppend(const AppendArgs& args, cudaStream_t stream);
 
 // How the work is cut: blocks of threads for (tile of tokens, kv head, part); part p takes the
 // chunks p, p + parts ... that its tile sees. With several parts a chunk's result goes to scratch,
-// and the last block of a tile and kv head to arrive folds them all.
+// and a second kernel folds them.
 struct AttendPlan {
   int tile_tokens = 1;
   int queries = 1;  // at once: 1, 4 or 8
   int parts = 1;
   int64_t chunks = 0;  // that one token sees at most
 };
-// The bits do not depend on it. window = 0: all. !may_split: one part, without scratch.
+// The bits do not depend on it. window = 0: all. One part where `scratch_bytes` are too few.
 AttendPlan PlanAttend(const KvLayout& layout, int q_heads, int64_t m, int64_t max_context,
-                      int window, bool may_split);
-// Enough for all plans with up to `max_tokens` rows.
+                      int window, uint64_t scratch_bytes);
+// What plans with up to `max_tokens` rows can use, but no more than `max_bytes`.
 uint64_t AttendScratchBytes(const KvLayout& layout, int q_heads, int64_t max_tokens,
-                            int64_t max_context);
+                            int64_t max_context, uint64_t max_bytes);
 
 struct AttendArgs {
   KvCache cache;
@@ -88,10 +88,9 @@ struct AttendArgs {
   int64_t out_stride = 0;
   TokenRows tokens;
   AttendPlan plan;
-  void* scratch = nullptr;     // its first kAttendTicketBytes are 0; left so
+  void* scratch = nullptr;
   bool without_tiles = false;  // LaunchAttendTiles has what it can have
 };
-inline constexpr uint64_t kAttendTicketBytes = 8192;
 cudaError_t LaunchAttend(const AttendArgs& args, cudaStream_t stream);
 
 // On tensor cores, with other bits: tokens [16 i, 16 i + 16) that follow each other in one

@@ -50,11 +50,14 @@ cuda::TokenRows RowsOf(const DeviceTokens& tokens, int64_t m) {
 
 }  // namespace
 
-absl::StatusOr<KernelChoice> ChooseCudaAttention(const KvLayout& layout, int q_heads) {
+absl::StatusOr<KernelChoice> ChooseCudaAttention(const KvLayout& layout, int q_heads,
+                                                 bool deterministic) {
   RETURN_IF_ERROR(CheckLayout(layout, q_heads));
   KernelChoice choice;
   choice.format = absl::StrCat("kv ", KvTypeName(layout.type));
   choice.kernel = "cuda/attention";
+  if (!deterministic && cuda::ServesAttendTiles(cuda::MakeKvCache(layout, nullptr), kMaxRows))
+    choice.kernel += "; prefill: cuda/attention_tiles";
   choice.isa = BestIsa();  // of the host: not a fallback
   return choice;
 }
@@ -113,7 +116,7 @@ absl::Status CudaAttend(const DeviceAttention& attention, const float* q, int64_
   args.out_stride = out_stride;
   args.tokens = RowsOf(tokens, m);
   args.plan = cuda::PlanAttend(attention.layout, attention.q_heads, m, attention.max_context,
-                               attention.window, /*may_split=*/attention.scratch != nullptr);
+                               attention.window, attention.scratch_bytes);
   args.scratch = attention.scratch;
   if (!attention.deterministic && cuda::ServesAttendTiles(args.cache, m)) {
     RETURN_IF_ERROR(CudaStatus(cuda::LaunchAttendTiles(args, stream), "LaunchAttendTiles"));

@@ -12,7 +12,8 @@
 
 namespace bitshard {
 
-absl::StatusOr<KernelChoice> ChooseCudaAttention(const KvLayout& layout, int q_heads);
+absl::StatusOr<KernelChoice> ChooseCudaAttention(const KvLayout& layout, int q_heads,
+                                                 bool deterministic);
 
 absl::Status CudaRotate(float* x, int64_t stride, int heads, int head_dim, const DeviceRope& rope,
                         const DeviceTokens& tokens, int64_t m, cudaStream_t stream);

@@ -1,4 +1,5 @@
 // What CUDA devices compute: DeviceKernels over the launch functions of this folder.
+#include <algorithm>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -22,11 +23,22 @@ cudaStream_t Native(const DeviceStream& stream) {
   return static_cast<cudaStream_t>(stream.native());
 }
 
+// What partial results of attention may take: hardly a hundredth of a device, and of a large one
+// what makes contexts of 131072 tokens fast.
+uint64_t MaxAttendScratch(uint64_t device_bytes) {
+  constexpr uint64_t kLeast = uint64_t{64} << 20, kMost = uint64_t{1} << 30;
+  return std::clamp(device_bytes / 64, kLeast, kMost);
+}
+
 class CudaKernels final : public DeviceKernels {
  public:
+  explicit CudaKernels(const DeviceFacts& facts)
+      : max_attend_scratch_(MaxAttendScratch(facts.total_bytes)) {}
+
   absl::StatusOr<KernelChoice> ChooseLinear(const PackedSpec& spec, int64_t segment_cols,
-                                            ActivationMode mode) const override {
-    return ChooseCudaLinear(spec, segment_cols, mode);
+                                            ActivationMode mode,
+                                            bool deterministic) const override {
+    return ChooseCudaLinear(spec, segment_cols, mode, deterministic);
   }
   bool ReadsA8(const PackedSpec& spec, int64_t segment_cols, ActivationMode mode) const override {
     return CudaReadsA8(spec, segment_cols, mode);
@@ -66,9 +78,6 @@ class CudaKernels final : public DeviceKernels {
                              DeviceStream& stream) const override {
     return CudaMakeSynthetic(spec, layout, source, blob, Native(stream));
   }
-  absl::Status Mark(uint64_t* word, uint64_t value, DeviceStream& stream) const override {
-    return CudaMark(word, value, Native(stream));
-  }
 
   absl::Status Scan(const DeviceScan& args, DeviceStream& stream) const override {
     return CudaScan(args, Native(stream));
@@ -80,8 +89,9 @@ class CudaKernels final : public DeviceKernels {
     return CudaSumMasses(args, Native(stream));
   }
 
-  absl::StatusOr<KernelChoice> ChooseAttention(const KvLayout& layout, int q_heads) const override {
-    return ChooseCudaAttention(layout, q_heads);
+  absl::StatusOr<KernelChoice> ChooseAttention(const KvLayout& layout, int q_heads,
+                                               bool deterministic) const override {
+    return ChooseCudaAttention(layout, q_heads, deterministic);
   }
   absl::Status Rotate(float* x, int64_t stride, int heads, int head_dim, const DeviceRope& rope,
                       const DeviceTokens& tokens, int64_t m, DeviceStream& stream) const override {
@@ -99,11 +109,16 @@ class CudaKernels final : public DeviceKernels {
   }
   uint64_t AttentionScratchBytes(const KvLayout& layout, int q_heads, int64_t max_tokens,
                                  int64_t max_context) const override {
-    return cuda::AttendScratchBytes(layout, q_heads, max_tokens, max_context);
+    return cuda::AttendScratchBytes(layout, q_heads, max_tokens, max_context, max_attend_scratch_);
   }
+
+ private:
+  const uint64_t max_attend_scratch_;
 };
 
-std::unique_ptr<DeviceKernels> Make(const DeviceFacts&) { return std::make_unique<CudaKernels>(); }
+std::unique_ptr<DeviceKernels> Make(const DeviceFacts& facts) {
+  return std::make_unique<CudaKernels>(facts);
+}
 
 const RegisterCudaKernels kRegistered(&Make);
 

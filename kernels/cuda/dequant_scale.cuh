@@ -155,31 +155,4 @@ __device__ __forceinline__ void ExpandHalves(const ScaleView& view, const Stored
   }
 }
 
-// Walks through the groups, as AnyScales: both rows' numbers come in one load, a group ahead.
-class HalfScales {
- public:
-  HalfScales() = default;
-  __device__ __forceinline__ HalfScales(const ScaleView& view, int64_t row_tile, int lane,
-                                        int group)
-      : view_(&view), lane_(lane), group_(group) {
-    record_ = view.plane + row_tile * view.tile_bytes + group * view.record_bytes;
-    stored_ = LoadHalves(*view_, record_, lane_);
-  }
-
-  __device__ __forceinline__ void Next(PairNumbers& out) {
-    const StoredHalves stored = stored_;
-    ++group_;
-    record_ += view_->record_bytes;
-    if (group_ < view_->groups) stored_ = LoadHalves(*view_, record_, lane_);
-    ExpandHalves(*view_, stored, out);
-  }
-
- private:
-  const ScaleView* view_ = nullptr;
-  const uint8_t* record_ = nullptr;
-  int lane_ = 0;
-  int group_ = 0;
-  StoredHalves stored_ = {};
-};
-
 }  // namespace bitshard::cuda

@@ -36,24 +36,31 @@ struct LinearMember {
   int32_t group_runs = 0, first_group_runs = 0;
 };
 
-struct LinearLaunch {
+// What the launches of all kernels have, whatever the activations.
+struct LinearLaunchBase {
   LinearMember members[kMaxLinearMembers];
   int32_t count = 0;
   bool segmented = false;  // all members have sums, or all have y
+  int64_t cols = 0;
+  int64_t segment_cols = 0;  // cols when it is whole
+  int32_t m = 0;
+
+  // Of the functions that launch, which fill them (linear_grid.cuh).
+  int32_t token_chunks = 0;
+  int32_t first_unit[kMaxLinearMembers + 1] = {};
+};
+
+struct LinearLaunch : LinearLaunchBase {
   // Activations, as DeviceActivations (kernels/registry/device_kernels.h) has them.
   const uint16_t* half = nullptr;
   const float* scale = nullptr;
   const float* run_sum = nullptr;
   const float* x = nullptr;
-  int64_t cols = 0, padded_cols = 0;
-  int64_t segment_cols = 0;  // cols when it is whole
-  int32_t segments = 0;      // scales a row
-  int32_t m = 0;
+  int64_t padded_cols = 0;
+  int32_t segments = 0;  // scales a row
 
-  // Of LaunchLinearTiles, which fills them.
-  int32_t token_chunks = 0;
+  // Of LaunchLinearTiles, which fills it.
   int32_t warps_per_tile = 0;
-  int32_t first_unit[kMaxLinearMembers + 1] = {};
   // 1024.0 in two halves. Not a constant in the kernels: as one it costs an instruction at each
   // use.
   uint32_t half_1024 = 0x64006400u;

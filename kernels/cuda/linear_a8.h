@@ -14,19 +14,9 @@ constexpr int kA8GroupRuns = 2;  // runs of 16 columns that share an activation 
 // Columns of a matrix, those before it in its first group with them.
 constexpr int64_t kMaxA8Cols = 16 * 65535;
 
-struct LinearA8Launch {
-  LinearMember members[kMaxLinearMembers];
-  int32_t count = 0;
-  bool segmented = false;            // all members have sums, or all have y
+struct LinearA8Launch : LinearLaunchBase {
   const uint8_t* records = nullptr;  // DeviceActivations::a8
   int64_t row_bytes = 0;             // of one row's records
-  int64_t cols = 0;
-  int64_t segment_cols = 0;  // cols when it is whole
-  int32_t m = 0;
-
-  // Of LaunchLinearA8, which fills them.
-  int32_t token_chunks = 0;
-  int32_t first_unit[kMaxLinearMembers + 1] = {};
 };
 static_assert(sizeof(LinearA8Launch) <= 4096);  // what a kernel's parameters may take
 

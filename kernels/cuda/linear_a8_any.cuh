@@ -59,8 +59,8 @@ class A8AnyCells {
     for (int block = 0; block < kA8AnyBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        StoreA8(launch_, member_, row_ + i / 2 * 8, Token(block, i), y_[block][i],
-                fixed_[block][i]);
+        StoreOutput(launch_, member_, row_ + i / 2 * 8, Token(block, i), y_[block][i],
+                    fixed_[block][i]);
       }
     }
   }
@@ -115,8 +115,8 @@ class A8AnyCells {
     for (int block = 0; block < kA8AnyBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        fixed_[block][i] +=
-            A8Fixed(launch_, member_, row_ + i / 2 * 8, Token(block, i), y_[block][i]);
+        AddFixed(launch_, member_, row_ + i / 2 * 8, Token(block, i), y_[block][i],
+                 fixed_[block][i]);
         y_[block][i] = 0;
       }
     }
@@ -140,37 +140,30 @@ __global__ void __launch_bounds__(32 * kA8Warps, 1)
     LinearA8AnyKernel(const __grid_constant__ LinearA8Launch launch) {
   SHARED_ARRAY(uint8_t, stages, [A8Ring<kA8AnyTokens>::kBytes]);
   GridDependencyLaunch();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int unit = static_cast<int>(blockIdx.x) / launch.token_chunks;
-  const int first_token = static_cast<int>(blockIdx.x) % launch.token_chunks * kA8AnyTokens;
-  const int index = MemberOfUnit(launch, unit);
-  const LinearMember& member = launch.members[index];
-  const int row_tile = (unit - launch.first_unit[index]) * kA8Warps + warp;
   // A warp without rows only loads activations for the others.
-  const bool has_rows = int64_t{row_tile} * 16 < member.w.rows;
-  const int runs = static_cast<int>((launch.cols + 15) / 16);
-  const int tiles = (runs + kA8TileRuns - 1) / kA8TileRuns;
+  const A8Warp own = WarpOfA8Block<kA8AnyTokens>(launch);
 
   GridDependencyWait();
-  A8AnyCells cells(launch, member, has_rows ? row_tile : 0, first_token, lane);
-  A8Ring<kA8AnyTokens> ring(launch, first_token, tiles, stages);
-  const uint8_t* const codes = member.w.codes + (has_rows ? row_tile : 0) * member.w.tile_bytes;
-  for (int tile = 0; tile < tiles; ++tile) {
+  const int row_tile = own.has_rows ? own.row_tile : 0;
+  A8AnyCells cells(launch, own.member, row_tile, own.first_token, own.lane);
+  A8Ring<kA8AnyTokens> ring(launch, own.first_token, own.tiles, stages);
+  const uint8_t* const codes = own.member.w.codes + row_tile * own.member.w.tile_bytes;
+  for (int tile = 0; tile < own.tiles; ++tile) {
     ring.Next();
-    if (!has_rows) continue;
+    if (!own.has_rows) continue;
     uint32_t words[kBits];
-    LoadTile<kBits>(codes + int64_t{tile} * (128 * kBits), lane, words);
+    LoadTile<kBits>(codes + int64_t{tile} * (128 * kBits), own.lane, words);
     A8Tokens tokens[kA8AnyBlocks];
 #pragma unroll
     for (int block = 0; block < kA8AnyBlocks; ++block)
-      ring.template Read</*kPairs=*/false>(block, lane, tokens[block]);
+      ring.template Read</*kPairs=*/false>(block, own.lane, tokens[block]);
     const int run = tile * kA8TileRuns;
     cells.template Add<kBits, 0>(run, words, tokens);
-    if (run + 1 < runs) cells.template Add<kBits, 1>(run + 1, words, tokens);
-    if (run + 2 < runs) cells.template Add<kBits, 2>(run + 2, words, tokens);
-    if (run + 3 < runs) cells.template Add<kBits, 3>(run + 3, words, tokens);
+    if (run + 1 < own.runs) cells.template Add<kBits, 1>(run + 1, words, tokens);
+    if (run + 2 < own.runs) cells.template Add<kBits, 2>(run + 2, words, tokens);
+    if (run + 3 < own.runs) cells.template Add<kBits, 3>(run + 3, words, tokens);
   }
-  if (has_rows) cells.Store();
+  if (own.has_rows) cells.Store();
 }
 
 }  // namespace bitshard::cuda

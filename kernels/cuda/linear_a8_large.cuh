@@ -67,8 +67,8 @@ class A8WarpRows {
     for (int block = 0; block < kA8LargeBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        sums_[4 * block + i][lane_] +=
-            A8Fixed(launch_, member_, row_ + i / 2 * 8, Token(block, i), y_[block][i]);
+        AddFixed(launch_, member_, row_ + i / 2 * 8, Token(block, i), y_[block][i],
+                 sums_[4 * block + i][lane_]);
         y_[block][i] = 0;
       }
     }
@@ -78,8 +78,8 @@ class A8WarpRows {
     for (int block = 0; block < kA8LargeBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        StoreA8(launch_, member_, row_ + i / 2 * 8, Token(block, i), y_[block][i],
-                launch_.segmented ? sums_[4 * block + i][lane_] : 0);
+        StoreOutput(launch_, member_, row_ + i / 2 * 8, Token(block, i), y_[block][i],
+                    launch_.segmented ? sums_[4 * block + i][lane_] : 0);
       }
     }
   }
@@ -119,29 +119,21 @@ __global__ void __launch_bounds__(32 * kA8Warps, 1)
   DYNAMIC_SHARED(long long, shared);
   using Weights = A8Weights<kBits, /*kPairs=*/true, /*kAhead=*/1>;
   GridDependencyLaunch();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  // Tokens are the fastest: those who read the same weights run at about the same time.
-  const int unit = static_cast<int>(blockIdx.x) / launch.token_chunks;
-  const int first_token = static_cast<int>(blockIdx.x) % launch.token_chunks * kA8LargeTokens;
-  const int index = MemberOfUnit(launch, unit);
-  const LinearMember& member = launch.members[index];
-  const int row_tile = (unit - launch.first_unit[index]) * kA8Warps + warp;
   // A warp without rows only loads activations for the others.
-  const bool has_rows = int64_t{row_tile} * 16 < member.w.rows;
-  const int runs = static_cast<int>((launch.cols + 15) / 16);
-  const int tiles = (runs + kA8TileRuns - 1) / kA8TileRuns;
+  const A8Warp own = WarpOfA8Block<kA8LargeTokens>(launch);
 
-  Weights weights(member, has_rows ? row_tile : 0, 0, 1, has_rows ? runs : 0, lane);
+  Weights weights(own.member, own.has_rows ? own.row_tile : 0, 0, 1, own.has_rows ? own.runs : 0,
+                  own.lane);
   uint8_t* const stages = reinterpret_cast<uint8_t*>(shared);
   A8LaneSums* const sums =
-      reinterpret_cast<A8LaneSums*>(stages + A8Ring<kA8LargeTokens>::kBytes) + warp;
-  A8WarpRows rows(launch, member, row_tile, first_token, lane, *sums);
+      reinterpret_cast<A8LaneSums*>(stages + A8Ring<kA8LargeTokens>::kBytes) + own.warp;
+  A8WarpRows rows(launch, own.member, own.row_tile, own.first_token, own.lane, *sums);
   GridDependencyWait();
-  A8Ring<kA8LargeTokens> ring(launch, first_token, tiles, stages);
+  A8Ring<kA8LargeTokens> ring(launch, own.first_token, own.tiles, stages);
   int segment = 0, segment_end = A8SegmentEnd(launch, 0);
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = 0; tile < own.tiles; ++tile) {
     ring.Next();
-    if (!has_rows) continue;
+    if (!own.has_rows) continue;
     weights.LoadAhead();
     const bool both = weights.Cells() > 1;
     uint32_t a[2][4];
@@ -152,7 +144,7 @@ __global__ void __launch_bounds__(32 * kA8Warps, 1)
     weights.template Numbers<1>(numbers[1]);
     const int run = tile * kA8TileRuns;
     if (both && run + 2 < segment_end) {
-      if (member.w.scale.has_min) {
+      if (own.member.w.scale.has_min) {
         rows.AddTile<true>(a, numbers, ring);
       } else {
         rows.AddTile<false>(a, numbers, ring);
@@ -171,7 +163,7 @@ __global__ void __launch_bounds__(32 * kA8Warps, 1)
     }
     weights.Shift();
   }
-  if (has_rows) rows.Store();
+  if (own.has_rows) rows.Store();
 }
 
 }  // namespace bitshard::cuda

@@ -124,7 +124,7 @@ class A8Chain {
   __device__ __forceinline__ void Store() const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
-      StoreA8(launch_, member_, row_, token_ + 8 * block, y_[block], sum_[block]);
+      StoreOutput(launch_, member_, row_, token_ + 8 * block, y_[block], sum_[block]);
   }
 
  private:
@@ -135,7 +135,7 @@ class A8Chain {
   __device__ __forceinline__ void EndSegment() {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      sum_[block] += A8Fixed(launch_, member_, row_, token_ + 8 * block, y_[block]);
+      AddFixed(launch_, member_, row_, token_ + 8 * block, y_[block], sum_[block]);
       y_[block] = 0;
     }
     ++segment_;
@@ -161,29 +161,22 @@ __global__ void __launch_bounds__(32 * kA8Warps, 2)
   using Weights = A8Weights<kBits, kPairs, kAhead>;
   constexpr int kCells = Weights::kCells;
   GridDependencyLaunch();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int part = warp % kA8SplitWarps;
-  // Tokens are the fastest: those who read the same weights run at about the same time.
-  const int unit = static_cast<int>(blockIdx.x) / launch.token_chunks;
-  const int first_token = static_cast<int>(blockIdx.x) % launch.token_chunks * (8 * kBlocks);
-  const int index = MemberOfUnit(launch, unit);
-  const LinearMember& member = launch.members[index];
-  const int row_tile = (unit - launch.first_unit[index]) * kA8SplitTiles + warp / kA8SplitWarps;
-  const bool has_rows = int64_t{row_tile} * 16 < member.w.rows;
-  const int runs = static_cast<int>((launch.cols + 15) / 16);
-  const int tiles = (runs + kA8TileRuns - 1) / kA8TileRuns;
-  const bool has_min = member.w.scale.has_min;
+  const A8Warp own = WarpOfA8Block<8 * kBlocks, kA8SplitWarps>(launch);
+  const int part = own.warp % kA8SplitWarps, lane = own.lane;
+  const bool has_min = own.member.w.scale.has_min;
   const int cell_terms = has_min ? 2 : 1;
   // Of this row tile: [cell of the round][term][value][lane].
   const int cell_rows = cell_terms * 4 * kBlocks;
   A8Term(*const terms)[32] = reinterpret_cast<A8Term(*)[32]>(shared) +
-                             warp / kA8SplitWarps * (kA8SplitWarps * kCells * cell_rows);
+                             own.warp / kA8SplitWarps * (kA8SplitWarps * kCells * cell_rows);
 
-  Weights weights(member, has_rows ? row_tile : 0, part, kA8SplitWarps, has_rows ? runs : 0, lane);
+  Weights weights(own.member, own.has_rows ? own.row_tile : 0, part, kA8SplitWarps,
+                  own.has_rows ? own.runs : 0, lane);
   GridDependencyWait();
-  const A8GlobalTokens<kBlocks, kPairs> source(launch, first_token, lane);
-  A8Chain<kBlocks> chain(launch, member, row_tile, first_token, part, lane, kA8TileRuns / kCells);
-  for (int first = 0; first < tiles; first += kA8SplitWarps) {
+  const A8GlobalTokens<kBlocks, kPairs> source(launch, own.first_token, lane);
+  A8Chain<kBlocks> chain(launch, own.member, own.row_tile, own.first_token, part, lane,
+                         kA8TileRuns / kCells);
+  for (int first = 0; first < own.tiles; first += kA8SplitWarps) {
     weights.LoadAhead();
     const int cells = weights.Cells();
     if (cells > 0) {
@@ -199,14 +192,14 @@ __global__ void __launch_bounds__(32 * kA8Warps, 2)
     }
     weights.Shift();
     __syncthreads();
-    if (has_rows) {
+    if (own.has_rows) {
       constexpr int kRoundCells = kA8SplitWarps * kCells;
-      const int all = (runs + kA8TileRuns / kCells - 1) / (kA8TileRuns / kCells);
+      const int all = (own.runs + kA8TileRuns / kCells - 1) / (kA8TileRuns / kCells);
       chain.Add(first * kCells, min(kRoundCells, all - first * kCells), cell_terms, terms + part);
     }
     __syncthreads();
   }
-  if (has_rows) chain.Store();
+  if (own.has_rows) chain.Store();
 }
 
 }  // namespace bitshard::cuda

@@ -1,5 +1,5 @@
 // What the kernels of W x in integers have in common: operands of mma.m16n8k32 out of the packed
-// words, one cell's exact sum and its term, the walk through a row tile, outputs.
+// words, one cell's exact sum and its term, the walk through a row tile.
 //
 // A cell's sum is I = sum (code - zero) q = sum code q - zero sum q: the last enters by the mma's
 // accumulator, which starts at 1.5 * 2^23 in bits, so that the integer that comes out is the bits
@@ -13,6 +13,7 @@
 #include "kernels/cuda/emu/cuda_emu.h"
 #include "kernels/cuda/linear_a8.h"
 #include "kernels/cuda/linear_grid.cuh"
+#include "kernels/cuda/linear_out.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
 
 namespace bitshard::cuda {
@@ -103,6 +104,27 @@ __device__ __forceinline__ void AddCell(const uint32_t (&a)[4], const uint32_t (
   for (int i = 0; i < 4; ++i) accumulator[i] -= static_cast<int32_t>(zero[i / 2]) * cell.sum[i % 2];
   const uint32_t b[2] = {A8Run(q, kRun), kPair ? A8Run(q, kRun + 1) : 0};
   MmaU8S8(accumulator, a, b);
+}
+
+// What a warp has of its block's share: kWarpsOfTile warps share a row tile.
+struct A8Warp {
+  const LinearMember& member;
+  const int first_token;
+  const int warp, lane;
+  const int row_tile;
+  const bool has_rows;    // else it is there for the others
+  const int runs, tiles;  // of all columns
+};
+template <int kTokens, int kWarpsOfTile = 1>
+__device__ __forceinline__ A8Warp WarpOfA8Block(const LinearA8Launch& launch) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const BlockShare share = ShareOfBlock(launch, kTokens);
+  const int row_tile = share.unit * (kA8Warps / kWarpsOfTile) + warp / kWarpsOfTile;
+  const int runs = static_cast<int>((launch.cols + 15) / 16);
+  return {share.member, share.first_token,
+          warp,         lane,
+          row_tile,     int64_t{row_tile} * 16 < share.member.w.rows,
+          runs,         (runs + kA8TileRuns - 1) / kA8TileRuns};
 }
 
 // Which weight group a run is in. At most 65535 runs (kMaxA8Cols), so that the quotient is exact.
@@ -274,34 +296,6 @@ __device__ __forceinline__ int A8SegmentEnd(const LinearA8Launch& launch, int se
   if (!launch.segmented) return INT_MAX;
   const int64_t end = (segment + int64_t{1}) * launch.segment_cols;
   return static_cast<int>(((end < launch.cols ? end : launch.cols) + 15) / 16);
-}
-
-__device__ __forceinline__ bool HasA8Output(const LinearA8Launch& launch,
-                                            const LinearMember& member, int64_t row,
-                                            int64_t token) {
-  return row < member.w.rows && token < launch.m;
-}
-
-// What a segment adds to its output's sum; one that is too large, or no number, poisons its token.
-__device__ __forceinline__ long long A8Fixed(const LinearA8Launch& launch,
-                                             const LinearMember& member, int64_t row, int64_t token,
-                                             float value) {
-  if (fabsf(value) < member.limit)
-    return __float2ll_rn(value * 4294967296.0f);  // a power of two: exact
-  if (HasA8Output(launch, member, row, token))
-    atomicAdd(reinterpret_cast<unsigned long long*>(member.poison) + token, 1ull);
-  return 0;
-}
-
-__device__ __forceinline__ void StoreA8(const LinearA8Launch& launch, const LinearMember& member,
-                                        int64_t row, int64_t token, float y, long long sum) {
-  if (!HasA8Output(launch, member, row, token)) return;
-  const int64_t at = token * member.stride + row;
-  if (launch.segmented) {
-    member.sums[at] = sum;
-  } else {
-    member.y[at] = member.bias == nullptr ? y : y + member.bias[row];
-  }
 }
 
 }  // namespace bitshard::cuda

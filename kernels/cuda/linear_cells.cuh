@@ -20,6 +20,7 @@
 #include "kernels/cuda/emu/cuda_emu.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_grid.cuh"
+#include "kernels/cuda/linear_out.cuh"
 #include "kernels/cuda/linear_weights.cuh"
 
 namespace bitshard::cuda {
@@ -314,19 +315,13 @@ class WarpCells {
           y_[row][block][i] = 0;
           if (!kSegments || !launch_.segmented) {
             slot = __float_as_uint(__uint_as_float(static_cast<uint32_t>(slot)) + value);
-          } else if (fabsf(value) < member_.limit) {
-            slot += __float2ll_rn(value * 4294967296.0f);  // a power of two: exact
           } else {
-            Poison(int64_t{row_tile_ + row} * 16 + lane_ / 4 + i / 2 * 8, Token(block, i % 2));
+            AddFixed(launch_, member_, int64_t{row_tile_ + row} * 16 + lane_ / 4 + i / 2 * 8,
+                     Token(block, i % 2), value, slot);
           }
         }
       }
     }
-  }
-
-  __device__ __forceinline__ void Poison(int64_t row, int token) {
-    if (row < member_.w.rows && token < launch_.m)
-      atomicAdd(reinterpret_cast<unsigned long long*>(member_.poison) + token, 1ull);
   }
 
   const LinearLaunch& launch_;
@@ -343,18 +338,10 @@ class WarpCells {
   int segment_ = 0, cell_begin_ = 0, cell_end_ = 0, group_end_ = 0, segment_end_ = 0;
 };
 
-// One output: what was found, and the bias.
-__device__ __forceinline__ void StoreOutput(const LinearLaunch& launch, const LinearMember& member,
-                                            int64_t row, int64_t token, long long found) {
-  if (row >= member.w.rows || token >= launch.m) return;
-  const int64_t at = token * member.stride + row;
-  if (launch.segmented) {
-    member.sums[at] = found;
-    return;
-  }
-  float y = __uint_as_float(static_cast<uint32_t>(found));
-  if (member.bias != nullptr) y += member.bias[row];
-  member.y[at] = y;
+// One output, of what lies in its slots.
+__device__ __forceinline__ void StoreSlot(const LinearLaunch& launch, const LinearMember& member,
+                                          int64_t row, int64_t token, long long found) {
+  StoreOutput(launch, member, row, token, __uint_as_float(static_cast<uint32_t>(found)), found);
 }
 
 }  // namespace bitshard::cuda

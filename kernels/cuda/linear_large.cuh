@@ -69,12 +69,10 @@ __global__ void __launch_bounds__(32 * kLinearWarps, 1)
   const LaneSlots slots = reinterpret_cast<LaneSlots>(shared) + warp * 4 * kLargeBlocks;
   uint16_t* const stages =
       reinterpret_cast<uint16_t*>(shared + kLargeSlotBytes / sizeof(long long));
-  // Tokens are the fastest: those who read the same weights run at about the same time.
-  const int unit = static_cast<int>(blockIdx.x) / launch.token_chunks;
-  const int first_token = static_cast<int>(blockIdx.x) % launch.token_chunks * kLargeTokens;
-  const int index = MemberOfUnit(launch, unit);
-  const LinearMember& member = launch.members[index];
-  const int first_row_tile = (unit - launch.first_unit[index]) * kLinearWarps;
+  const BlockShare share = ShareOfBlock(launch, kLargeTokens);
+  const LinearMember& member = share.member;
+  const int first_token = share.first_token;
+  const int first_row_tile = share.unit * kLinearWarps;
   const bool has_rows = int64_t{first_row_tile + warp} * 16 < member.w.rows;
   const int runs = static_cast<int>((launch.cols + 15) / 16);
   const int tiles = (runs + kRunsOfTile - 1) / kRunsOfTile;
@@ -115,8 +113,8 @@ __global__ void __launch_bounds__(32 * kLinearWarps, 1)
   cells.Close();
 #pragma unroll
   for (int i = 0; i < 4 * kLargeBlocks; ++i) {
-    StoreOutput(launch, member, int64_t{row_tile} * 16 + lane / 4 + i % 4 / 2 * 8,
-                first_token + i / 4 * 8 + lane % 4 * 2 + i % 2, slots[i][lane]);
+    StoreSlot(launch, member, int64_t{row_tile} * 16 + lane / 4 + i % 4 / 2 * 8,
+              first_token + i / 4 * 8 + lane % 4 * 2 + i % 2, slots[i][lane]);
   }
 }
 

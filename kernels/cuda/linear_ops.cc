@@ -197,6 +197,20 @@ bool SameKernel(const cuda::Weight& a, const cuda::Weight& b) {
          cuda::ScalesArePlainHalves(a) == cuda::ScalesArePlainHalves(b);
 }
 
+// Whether Hopper's kernel takes the largest steps, of a whole K without --deterministic.
+bool ServesWgmma(const PackedSpec& spec) {
+  DeviceMatrix shape;
+  shape.spec = spec;
+  shape.scale.kind = spec.scale;
+  shape.scale.shared_rows = spec.block_rows != 1;
+  shape.scale.has_min = spec.has_min();
+  cuda::LinearLaunch launch;
+  launch.members[launch.count++] = MemberOf({.w = &shape});
+  launch.cols = static_cast<int64_t>(spec.cols);
+  launch.m = kMaxRows;
+  return cuda::ServesLinearWgmma(launch);
+}
+
 // Member `first` and those after it that go with it; marks them in `launched`.
 absl::Status LaunchA8(absl::Span<const DeviceLinear> members, size_t first,
                       const DeviceActivations& x, int64_t m, absl::Span<bool> launched,
@@ -223,7 +237,7 @@ bool CudaReadsA8(const PackedSpec& spec, int64_t segment_cols, ActivationMode mo
 }
 
 absl::StatusOr<KernelChoice> ChooseCudaLinear(const PackedSpec& spec, int64_t segment_cols,
-                                              ActivationMode mode) {
+                                              ActivationMode mode, bool deterministic) {
   if (segment_cols < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("cuda linear: segments of ", segment_cols, " columns make no sense"));
@@ -243,7 +257,11 @@ absl::StatusOr<KernelChoice> ChooseCudaLinear(const PackedSpec& spec, int64_t se
       choice.refused.push_back({a8, Reason(misfit, spec, segment_cols)});
     }
   }
-  if (misfit == Misfit::kNone) return choice;
+  if (misfit == Misfit::kNone) {
+    if (!deterministic && choice.activations != "a8" && segment_cols == 0 && ServesWgmma(spec))
+      absl::StrAppend(&choice.kernel, "; prefill: cuda/linear_wgmma_w", spec.bits);
+    return choice;
+  }
   choice.refused.push_back({choice.kernel, Reason(misfit, spec, segment_cols)});
   choice.kernel = "cuda/linear_plain";
   choice.isa = Isa::kScalar;

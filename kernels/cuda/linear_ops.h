@@ -14,7 +14,7 @@
 namespace bitshard {
 
 absl::StatusOr<KernelChoice> ChooseCudaLinear(const PackedSpec& spec, int64_t segment_cols,
-                                              ActivationMode mode);
+                                              ActivationMode mode, bool deterministic);
 bool CudaReadsA8(const PackedSpec& spec, int64_t segment_cols, ActivationMode mode);
 
 absl::Status CudaLinear(absl::Span<const DeviceLinear> members, const DeviceActivations& x,

@@ -129,8 +129,8 @@ __device__ __forceinline__ void FoldOutput(const LinearLaunch& launch, const Lin
                               __uint_as_float(static_cast<uint32_t>(next)));
     }
   }
-  StoreOutput(launch, member, int64_t{first_row_tile + tile} * 16 + lane / 4 + value % 4 / 2 * 8,
-              first_token + value / 4 * 8 + lane % 4 * 2 + value % 2, found);
+  StoreSlot(launch, member, int64_t{first_row_tile + tile} * 16 + lane / 4 + value % 4 / 2 * 8,
+            first_token + value / 4 * 8 + lane % 4 * 2 + value % 2, found);
 }
 
 // kRows: row tiles of a warp. kUnrolled: a whole K alone whose cells are whole tiles, without
@@ -141,13 +141,11 @@ __global__ void __launch_bounds__(32 * kLinearWarps, 2)
   SHARED_ARRAY(long long, slots, [kLinearWarps][4 * kBlocks * kRows][32]);
   GridDependencyLaunch();
   const int warp = WarpOfBlock(), lane = static_cast<int>(threadIdx.x) % 32;
-  // Tokens are the fastest: those who read the same weights run at about the same time.
-  const int unit = static_cast<int>(blockIdx.x) / launch.token_chunks;
-  const int first_token = static_cast<int>(blockIdx.x) % launch.token_chunks * (8 * kBlocks);
-  const int index = MemberOfUnit(launch, unit);
-  const LinearMember& member = launch.members[index];
+  const BlockShare share = ShareOfBlock(launch, 8 * kBlocks);
+  const LinearMember& member = share.member;
+  const int first_token = share.first_token;
   const int warps = launch.warps_per_tile, tiles = kLinearWarps / warps * kRows;
-  const int first_row_tile = (unit - launch.first_unit[index]) * tiles;
+  const int first_row_tile = share.unit * tiles;
 
 #pragma unroll
   for (int i = 0; i < 4 * kBlocks * kRows; ++i) slots[warp][i][lane] = EmptySlot(launch);

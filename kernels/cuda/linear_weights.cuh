@@ -68,11 +68,16 @@ class HalfScaleRows {
     return view_->kind == ScaleKind::kF16 ? 1.0f : 0x1p-14f;
   }
   __device__ __forceinline__ void Next(PairNumbers (&out)[kRows]) {
+    NextAsStored(out);
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) InUnits(Unit(), out[row]);
+  }
+  // Not in units.
+  __device__ __forceinline__ void NextAsStored(PairNumbers (&out)[kRows]) {
     --left_;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       ExpandHalves(*view_, stored_[row], out[row]);
-      InUnits(Unit(), out[row]);
       record_[row] += view_->record_bytes;
       if (left_ > 0) stored_[row] = LoadHalves(*view_, record_[row] - lane_ / 4 * 4, lane_);
     }

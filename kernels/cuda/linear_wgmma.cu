@@ -94,12 +94,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared + (kAlignment - reinterpret_cast<uintptr_t>(shared) % kAlignment) % kAlignment;
   GridDependencyLaunch();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  // Tokens are the fastest: those who read the same weights run at about the same time.
-  const int unit = static_cast<int>(blockIdx.x) / launch.token_chunks;
-  const int first_token = static_cast<int>(blockIdx.x) % launch.token_chunks * kWgmmaColumns;
-  const int index = MemberOfUnit(launch, unit);
-  const LinearMember& member = launch.members[index];
-  const int wanted_tile = (unit - launch.first_unit[index]) * kWarps + warp;
+  const BlockShare share = ShareOfBlock(launch, kWgmmaColumns);
+  const LinearMember& member = share.member;
+  const int first_token = share.first_token;
+  const int wanted_tile = share.unit * kWarps + warp;
   // A warp without rows takes part in its group's products with the last ones.
   const int last_tile = static_cast<int>((member.w.rows + 15) / 16) - 1;
   const int row_tile = wanted_tile < last_tile ? wanted_tile : last_tile;
@@ -109,11 +107,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint8_t* codes = member.w.codes + row_tile * member.w.tile_bytes;
   uint32_t words[kBits];
   LoadTile<kBits>(codes, lane, words);
-  HalfScales scales(member.w.scale, row_tile, lane, 0);
-  PairNumbers numbers;
-  scales.Next(numbers);
+  HalfScaleRows<1> scales(member.w.scale, {row_tile}, lane, 0);
+  PairNumbers numbers[1];
+  scales.NextAsStored(numbers);
   ZeroTerms<kBits> zeros;
-  zeros.Set(numbers.zero[0], numbers.zero[1]);
+  zeros.Set(numbers[0].zero[0], numbers[0].zero[1]);
   uint32_t even[kRunsOfTile][4], odd[kRunsOfTile][4];
   MakeOperands<kBits>(words, zeros, launch.half_1024, even);
   codes += kTileBytes;
@@ -143,13 +141,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     const bool more = tile + 1 < tiles;
     fresh = --left == 0 || !more;
-    const float scale[2] = {numbers.scale[0], numbers.scale[1]};
+    const float scale[2] = {numbers[0].scale[0], numbers[0].scale[1]};
     if (more) {
       tokens.Store(next_stage);  // all are done with what was there
       PublishShared();
       if (fresh) {
-        scales.Next(numbers);
-        zeros.Set(numbers.zero[0], numbers.zero[1]);
+        scales.NextAsStored(numbers);
+        zeros.Set(numbers[0].zero[0], numbers[0].zero[1]);
         left = group_tiles;
       }
       MakeOperands<kBits>(words, zeros, launch.half_1024, next);

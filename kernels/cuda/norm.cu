@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kRowThreads)
   GridDependencyLaunch();
   GridDependencyWait();
   const int64_t row = blockIdx.x, width = sum.width;
+  if (row == 0 && threadIdx.x == 0) MarkProgress(sum);
   const bool poisoned = IsPoisoned(sum, row, threadIdx.x == 0);
   float* const x = sum.x + row * width;
   const auto pair = [&](int64_t col) {

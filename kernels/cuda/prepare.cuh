@@ -207,6 +207,7 @@ __global__ void __launch_bounds__(kRowThreads) PrepareRowKernel(Source source, P
   SHARED_ARRAY(float, of_warp, [kRowWarps]);
   GridDependencyLaunch();
   GridDependencyWait();
+  if (threadIdx.x == 0) ClearCount(out.counts, blockIdx.x);
   if (out.segments == 1) {
     PrepareRow(source, blockIdx.x, out, tiles, of_warp);
   } else {
@@ -221,6 +222,7 @@ __global__ void __launch_bounds__(kRowThreads)
   SHARED_ARRAY(RunTile, tiles, [kRowWarps]);
   GridDependencyLaunch();
   GridDependencyWait();
+  if (blockIdx.y == 0 && threadIdx.x == 0) ClearCount(out.counts, blockIdx.x);
   const int warp = threadIdx.x / 32;
   const int64_t segment = int64_t{blockIdx.y} * kRowWarps + warp;
   if (segment < out.segments) PrepareSegment(source, blockIdx.x, segment, out, tiles[warp]);

@@ -83,12 +83,18 @@ __device__ __forceinline__ void QuantizeGroups(const Source& source, int64_t row
   }
 }
 
+// Of DeviceActivations::counts; by one thread of the row.
+__device__ __forceinline__ void ClearCount(int64_t* counts, int64_t row) {
+  if (counts != nullptr) counts[row] = 0;
+}
+
 constexpr int kA8Threads = 256;
 
 template <class Source>
 __global__ void __launch_bounds__(kA8Threads) PrepareA8Kernel(Source source, A8Rows out) {
   GridDependencyLaunch();
   GridDependencyWait();
+  if (blockIdx.y == 0 && threadIdx.x == 0) ClearCount(out.counts, blockIdx.x);
   constexpr int kWarps = kA8Threads / 32;
   QuantizeGroups(source, blockIdx.x, out,
                  int64_t{blockIdx.y} * kWarps + static_cast<int>(threadIdx.x) / 32,

@@ -38,6 +38,7 @@ absl::Status CheckSum(const DeviceSum& args) {
 cuda::A8Rows A8RowsOf(const DeviceActivations& form) {
   cuda::A8Rows rows;
   rows.records = form.a8;
+  rows.counts = form.counts;
   rows.row_bytes = form.padded_cols / kTileCols * kA8RecordBytes;
   rows.cols = form.cols;
   rows.padded_cols = form.padded_cols;
@@ -70,6 +71,8 @@ absl::StatusOr<cuda::PreparedRows> RowsOf(const char* op, const DeviceActivation
                   " for ", cols, ", in segments of whole runs of ", kLaneCols, ", not of ",
                   form.segment_cols);
   }
+  if (form.counts != nullptr && (cols == 0 || (form.half == nullptr && form.a8 == nullptr)))
+    return refuse("counts are cleared with fp16 or int8 values, of which the form has none");
   cuda::PreparedRows rows;
   rows.half = form.half;
   rows.scale = form.scale;
@@ -79,6 +82,7 @@ absl::StatusOr<cuda::PreparedRows> RowsOf(const char* op, const DeviceActivation
   rows.padded_cols = form.half == nullptr ? (cols + 15) / 16 * 16 : form.padded_cols;
   rows.segments = form.half == nullptr ? 1 : form.segments();
   rows.segment_cols = rows.segments == 1 ? cols : form.segment_cols;
+  rows.counts = form.counts;
   if (form.a8 != nullptr && cols > 0) rows.a8 = A8RowsOf(form);
   return rows;
 }
@@ -103,6 +107,8 @@ absl::Status CudaNorm(const DeviceNorm& args, cudaStream_t stream) {
   }
   cuda::PreparedRows out;
   if (args.prepared != nullptr) {
+    if (args.prepared->counts != nullptr)
+      return absl::InvalidArgumentError("cuda norm: clears no counts");
     ASSIGN_OR_RETURN(out, RowsOf("norm", *args.prepared, args.width, args.y));
   }
   return CudaStatus(cuda::LaunchNorm(args, Wanted(out) ? &out : nullptr, stream), "LaunchNorm");
@@ -155,10 +161,6 @@ absl::Status CudaGatherRows(const float* x, const int32_t* index, int64_t count,
   launch.count = count;
   launch.width = width;
   return CudaStatus(cuda::LaunchGatherRows(launch, stream), "LaunchGatherRows");
-}
-
-absl::Status CudaMark(uint64_t* word, uint64_t value, cudaStream_t stream) {
-  return CudaStatus(cuda::LaunchMark(word, value, stream), "LaunchMark");
 }
 
 }  // namespace bitshard

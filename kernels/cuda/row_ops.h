@@ -20,6 +20,5 @@ absl::Status CudaAdd(const float* a, const float* b, float* x, int64_t m, int64_
                      cudaStream_t stream);
 absl::Status CudaGatherRows(const float* x, const int32_t* index, int64_t count, int64_t width,
                             float* out, cudaStream_t stream);
-absl::Status CudaMark(uint64_t* word, uint64_t value, cudaStream_t stream);
 
 }  // namespace bitshard

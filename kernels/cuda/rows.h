@@ -17,6 +17,7 @@ struct A8Rows {
   int64_t cols = 0, padded_cols = 0;
   int64_t segment_cols = 0;          // cols, when a row is one segment
   int64_t segments = 1, groups = 0;  // groups: of 32 columns, with those of the padding
+  int64_t* counts = nullptr;         // null: none
 };
 
 // DeviceActivations in plain members. half == nullptr: of x and a8 alone what is there is wanted,
@@ -29,6 +30,7 @@ struct PreparedRows {
   int64_t cols = 0, padded_cols = 0;
   int64_t segment_cols = 0;  // cols, when a row has one scale
   int64_t segments = 1;
+  int64_t* counts = nullptr;  // null: none; those of a8 too
   A8Rows a8;
 };
 
@@ -65,7 +67,5 @@ struct GatherRowsArgs {
   int64_t count = 0, width = 0;
 };
 cudaError_t LaunchGatherRows(const GatherRowsArgs& args, cudaStream_t stream);
-
-cudaError_t LaunchMark(uint64_t* word, uint64_t value, cudaStream_t stream);
 
 }  // namespace bitshard::cuda

@@ -15,6 +15,7 @@ __global__ void __launch_bounds__(kThreads) SumKernel(DeviceSum args) {
   GridDependencyWait();
   const int64_t row = blockIdx.x;
   const int64_t col = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  if (row == 0 && col == 0) MarkProgress(args);
   const bool poisoned = IsPoisoned(args, row, col == 0);
   if (col < args.width) args.x[row * args.width + col] = ValueOf(args, row, col, poisoned);
 }

@@ -7,6 +7,12 @@
 
 namespace bitshard::cuda {
 
+// The host sees it while the kernel still runs: a store of the system's scope, after which nothing
+// has to be seen. By one thread of the launch, behind its dependency wait.
+__device__ __forceinline__ void MarkProgress(const DeviceSum& sum) {
+  if (sum.progress != nullptr) *static_cast<volatile uint64_t*>(sum.progress) = sum.mark;
+}
+
 // Whether the sums say that the row is; `speaker`: one thread of the row, which marks it.
 __device__ __forceinline__ bool IsPoisoned(const DeviceSum& sum, int64_t row, bool speaker) {
   const bool poisoned = sum.poison != nullptr && sum.poison[row] != 0;

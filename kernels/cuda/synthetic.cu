@@ -49,7 +49,8 @@ __device__ __forceinline__ uint32_t CodeOf(const SyntheticCodesLaunch& l, int64_
   const uint64_t whole_col = l.source.col_begin + static_cast<uint64_t>(col);
   const uint64_t eight = SyntheticCodes(
       l.source.key, l.source.row_begin + static_cast<uint64_t>(row), whole_col / 8, l.bits);
-  return static_cast<uint32_t>(eight >> (whole_col % 8 * 8)) & 0xffu;
+  const uint32_t code = static_cast<uint32_t>(eight >> (whole_col % 8 * 8)) & 0xffu;
+  return l.source.centred ? SyntheticCentred(code, l.bits) : code;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -80,50 +81,114 @@ __global__ void __launch_bounds__(kThreads)
   launch.out[i] = out;
 }
 
-__device__ __forceinline__ void StoreNumber(uint8_t* run, int64_t at, ScaleKind kind, uint32_t draw,
-                                            int exponent, bool padding) {
-  if (kind == ScaleKind::kF32) {
-    reinterpret_cast<uint32_t*>(run)[at] = padding ? 0 : SyntheticF32(draw, exponent);
+// numbers[at], of 1, 2 or 4 bytes.
+__device__ __forceinline__ void Store(uint8_t* numbers, int64_t at, int bytes, uint32_t value) {
+  if (bytes == 4) {
+    reinterpret_cast<uint32_t*>(numbers)[at] = value;
+  } else if (bytes == 2) {
+    reinterpret_cast<uint16_t*>(numbers)[at] = static_cast<uint16_t>(value);
   } else {
-    const uint16_t value =
-        kind == ScaleKind::kF16 ? SyntheticF16(draw, exponent) : SyntheticBf16(draw, exponent);
-    reinterpret_cast<uint16_t*>(run)[at] = padding ? uint16_t{0} : value;
+    numbers[at] = static_cast<uint8_t>(value);
   }
 }
 
 __device__ __forceinline__ SyntheticGroup GroupOf(const SyntheticScalesLaunch& l, int64_t row,
                                                   int64_t group) {
   return SyntheticGroupOf(l.source.key, l.source.row_begin + static_cast<uint64_t>(row),
-                          static_cast<uint64_t>(l.first_group + group), l.bits);
+                          static_cast<uint64_t>(group), l.bits);
 }
 
 // Of a place in a record: the inverse of DeviceScaleSlot.
 __device__ __forceinline__ int RowOfSlot(int slot) { return slot / 2 + slot % 2 * 8; }
 
+// A row's numbers in the record of a two-level kind: the sub-scale of one group, and with that of
+// the first group those of the super-block.
+__device__ __forceinline__ void StoreInSuperBlock(const SyntheticScalesLaunch& l, uint8_t* record,
+                                                  int64_t row, int slot, int64_t group) {
+  const bool has_min = l.kind != ScaleKind::kSuperS8;
+  const int in_record = static_cast<int>(group % l.record_groups);
+  if (in_record == 0) {
+    uint32_t d = 0, dmin = 0;
+    if (row < l.rows) {
+      const uint32_t draw = GroupOf(l, row, (l.first_group + group) / l.record_groups).scale;
+      d = SyntheticF16(draw, l.source.exponent);
+      dmin = SyntheticF16(draw, l.source.min_exponent);
+    }
+    Store(record, slot, 2, d);
+    if (has_min) Store(record, kTileRows + slot, 2, dmin);
+  }
+  uint32_t scale = 0, min = 0;
+  if (row < l.rows && group < l.groups) {
+    const SyntheticGroup numbers = GroupOf(l, row, l.first_group + group);
+    scale = SyntheticScale(l.kind, numbers, 0);
+    min = SyntheticSubMin(numbers);
+  }
+  uint8_t* const sub =
+      record + (has_min ? 2 : 1) * kTileRows * 2 + in_record * kTileRows * ScaleBytes(l.kind);
+  Store(sub, slot, 1, scale);
+  if (l.kind == ScaleKind::kSuperU8Min) Store(sub, kTileRows + slot, 1, min);
+}
+
+// The zero points of a record.
+__device__ __forceinline__ void StoreZero(const SyntheticScalesLaunch& l, uint8_t* zeros,
+                                          int64_t tile, int slot, int64_t group) {
+  const auto zero_of = [&](int of) {
+    const int64_t row = tile * kTileRows + RowOfSlot(of);
+    return row < l.rows ? GroupOf(l, row, l.first_group + group).zero : 0;
+  };
+  if (l.bits != 2) return Store(zeros, slot, 1, zero_of(slot));
+  if (slot != 0) return;
+  uint32_t packed = 0;
+  for (int s = 0; s < kTileRows; ++s) packed |= zero_of(s) << (2 * s);
+  Store(zeros, 0, 4, packed);
+}
+
 __global__ void __launch_bounds__(kThreads)
     SyntheticScalesKernel(const __grid_constant__ SyntheticScalesLaunch launch) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row_tiles = (launch.rows + kTileRows - 1) / kTileRows;
-  const int64_t group = i / kTileRows % launch.groups, tile = i / kTileRows / launch.groups;
+  const int64_t records = (launch.groups + launch.record_groups - 1) / launch.record_groups;
+  const int64_t groups = records * launch.record_groups;
+  const int64_t group = i / kTileRows % groups, tile = i / kTileRows / groups;
   if (tile >= row_tiles) return;
   const int slot = static_cast<int>(i % kTileRows);
   const int64_t row = tile * kTileRows + RowOfSlot(slot);
-  uint8_t* const record = launch.out + tile * launch.tile_bytes + group * launch.record_bytes;
-  const SyntheticGroup numbers = GroupOf(launch, row, group);
-  const bool padding = row >= launch.rows;
-  StoreNumber(record, slot, launch.kind, numbers.draw, launch.source.exponent, padding);
-  if (!launch.has_zeros) return;
-  uint8_t* const zeros = record + kTileRows * ScaleBytes(launch.kind);
-  if (launch.bits != 2) {
-    zeros[slot] = padding ? uint8_t{0} : static_cast<uint8_t>(numbers.zero);
-  } else if (slot == 0) {
-    uint32_t packed = 0;
-    for (int s = 0; s < kTileRows; ++s) {
-      const int64_t other = tile * kTileRows + RowOfSlot(s);
-      if (other < launch.rows) packed |= GroupOf(launch, other, group).zero << (2 * s);
-    }
-    *reinterpret_cast<uint32_t*>(zeros) = packed;
+  uint8_t* const record =
+      launch.out + tile * launch.tile_bytes + group / launch.record_groups * launch.record_bytes;
+  if (IsSuper(launch.kind)) return StoreInSuperBlock(launch, record, row, slot, group);
+  uint32_t scale = 0, min = 0;
+  if (row < launch.rows) {
+    const SyntheticGroup numbers = GroupOf(launch, row, launch.first_group + group);
+    scale = SyntheticScale(launch.kind, numbers, launch.source.exponent);
+    min = SyntheticMin(launch.kind, numbers, launch.source.min_exponent);
   }
+  Store(record, slot, ScaleBytes(launch.kind), scale);
+  uint8_t* const offsets = record + kTileRows * ScaleBytes(launch.kind);
+  if (launch.offset == ScaleOffset::kMin) Store(offsets, slot, 2, min);
+  if (launch.offset == ScaleOffset::kZero) StoreZero(launch, offsets, tile, slot, group);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SyntheticSharedKernel(const __grid_constant__ SyntheticSharedLaunch launch) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= launch.row_blocks * launch.groups) return;
+  const SyntheticGroup numbers = SyntheticGroupOf(
+      launch.source.key, static_cast<uint64_t>(launch.first_row_block + i / launch.groups),
+      static_cast<uint64_t>(launch.first_group + i % launch.groups), launch.bits);
+  Store(launch.out, i, ScaleBytes(launch.kind),
+        SyntheticScale(launch.kind, numbers, launch.source.exponent));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SyntheticNestedKernel(const __grid_constant__ SyntheticNestedLaunch launch) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= kNestedBlock + launch.blocks) return;
+  launch.out[i] =
+      i < kNestedBlock
+          ? SyntheticNestedTable(launch.source.key, static_cast<uint32_t>(i))
+          : SyntheticNestedSecond(launch.source.key,
+                                  static_cast<uint64_t>(launch.first_block + i - kNestedBlock),
+                                  launch.source.exponent);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -146,9 +211,10 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t whole_col = launch.source.col_begin + static_cast<uint64_t>(col);
   const uint64_t four = SyntheticBits(
       launch.source.key, launch.source.row_begin + static_cast<uint64_t>(row), whole_col / 4);
+  const bool padding = row >= launch.rows || col >= launch.cols;
   const uint32_t draw = SyntheticDraw(four, whole_col);
-  StoreNumber(launch.out, i, launch.kind, draw, launch.source.exponent,
-              row >= launch.rows || col >= launch.cols);
+  Store(launch.out, i, ScaleBytes(launch.kind),
+        padding ? 0 : SyntheticFloat(launch.kind, draw, launch.source.exponent));
 }
 
 int64_t TilesOf(int64_t count, int64_t each) { return (count + each - 1) / each; }
@@ -164,10 +230,23 @@ cudaError_t LaunchSyntheticCodes(const SyntheticCodesLaunch& launch, cudaStream_
 }
 
 cudaError_t LaunchSyntheticScales(const SyntheticScalesLaunch& launch, cudaStream_t stream) {
-  const int64_t numbers = TilesOf(launch.rows, kTileRows) * kTileRows * launch.groups;
+  const int64_t groups = TilesOf(launch.groups, launch.record_groups) * launch.record_groups;
+  const int64_t numbers = TilesOf(launch.rows, kTileRows) * kTileRows * groups;
   if (numbers == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(TilesOf(numbers, kThreads));
   return LAUNCH_KERNEL(SyntheticScalesKernel, dim3(blocks), dim3(kThreads), 0, stream, launch);
+}
+
+cudaError_t LaunchSyntheticShared(const SyntheticSharedLaunch& launch, cudaStream_t stream) {
+  const int64_t numbers = launch.row_blocks * launch.groups;
+  if (numbers == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>(TilesOf(numbers, kThreads));
+  return LAUNCH_KERNEL(SyntheticSharedKernel, dim3(blocks), dim3(kThreads), 0, stream, launch);
+}
+
+cudaError_t LaunchSyntheticNested(const SyntheticNestedLaunch& launch, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(TilesOf(kNestedBlock + launch.blocks, kThreads));
+  return LAUNCH_KERNEL(SyntheticNestedKernel, dim3(blocks), dim3(kThreads), 0, stream, launch);
 }
 
 cudaError_t LaunchSyntheticValues(const SyntheticValuesLaunch& launch, cudaStream_t stream) {

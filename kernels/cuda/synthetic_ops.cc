@@ -12,12 +12,52 @@
 namespace bitshard {
 namespace {
 
-// Blocks of 256 threads in the grid's x, a thread two bytes or more.
-constexpr uint64_t kMaxBytes = uint64_t{std::numeric_limits<int32_t>::max()} * 512;
+// Blocks of 256 threads in the grid's x, a thread a byte or more.
+constexpr uint64_t kMaxBytes = uint64_t{std::numeric_limits<int32_t>::max()} * 256;
 
 ScaleKind KindOf(PackedSpec::Type type) {
   if (type == PackedSpec::Type::kF32) return ScaleKind::kF32;
   return type == PackedSpec::Type::kF16 ? ScaleKind::kF16 : ScaleKind::kBf16;
+}
+
+absl::Status MakeScales(const PackedSpec& spec, const DeviceMatrixLayout& layout,
+                        const SyntheticSource& source, uint8_t* blob, cudaStream_t stream) {
+  const auto first_group = static_cast<int64_t>(
+      SyntheticFirstGroup(spec.scale, source.col_begin, static_cast<uint64_t>(spec.group_size)));
+  if (spec.block_rows != 1) {
+    cuda::SyntheticSharedLaunch shared;
+    shared.source = source;
+    shared.row_blocks = static_cast<int64_t>(spec.row_blocks());
+    shared.groups = static_cast<int64_t>(spec.groups());
+    if (spec.block_rows > 0)
+      shared.first_row_block = static_cast<int64_t>(source.row_begin) / spec.block_rows;
+    shared.first_group = first_group;
+    shared.bits = spec.bits;
+    shared.kind = spec.scale;
+    shared.out = blob + layout.scales;
+    return CudaStatus(cuda::LaunchSyntheticShared(shared, stream), "LaunchSyntheticShared");
+  }
+  cuda::SyntheticScalesLaunch scales;
+  scales.source = source;
+  scales.rows = static_cast<int64_t>(spec.rows);
+  scales.groups = static_cast<int64_t>(spec.groups());
+  scales.first_group = first_group;
+  if (IsSuper(spec.scale)) scales.record_groups = kSuperBlockCols / spec.group_size;
+  scales.bits = spec.bits;
+  scales.kind = spec.scale;
+  scales.offset = spec.offset;
+  scales.record_bytes = layout.record_bytes;
+  scales.tile_bytes = layout.scale_tile_bytes;
+  scales.out = blob + layout.scales;
+  RETURN_IF_ERROR(CudaStatus(cuda::LaunchSyntheticScales(scales, stream), "LaunchSyntheticScales"));
+  if (spec.scale != ScaleKind::kNested) return absl::OkStatus();
+  cuda::SyntheticNestedLaunch nested;
+  nested.source = source;
+  nested.blocks =
+      static_cast<int64_t>((layout.bytes - layout.nested) / sizeof(float)) - kNestedBlock;
+  nested.first_block = static_cast<int64_t>(spec.first_block / kNestedBlock);
+  nested.out = reinterpret_cast<uint32_t*>(blob + layout.nested);
+  return CudaStatus(cuda::LaunchSyntheticNested(nested, stream), "LaunchSyntheticNested");
 }
 
 }  // namespace
@@ -29,6 +69,7 @@ absl::Status CudaMakeSynthetic(const PackedSpec& spec, const DeviceMatrixLayout&
     return absl::InvalidArgumentError(absl::StrCat("cuda synthetic weights: a matrix of ",
                                                    layout.bytes, " bytes; at most ", kMaxBytes));
   }
+  if (spec.rows == 0 || spec.cols == 0) return absl::OkStatus();
   const auto rows = static_cast<int64_t>(spec.rows), cols = static_cast<int64_t>(spec.cols);
   if (spec.type != PackedSpec::Type::kInt) {
     cuda::SyntheticValuesLaunch values;
@@ -48,19 +89,7 @@ absl::Status CudaMakeSynthetic(const PackedSpec& spec, const DeviceMatrixLayout&
   codes.out = reinterpret_cast<uint32_t*>(blob + layout.codes);
   RETURN_IF_ERROR(CudaStatus(cuda::LaunchSyntheticCodes(codes, stream), "LaunchSyntheticCodes"));
 
-  cuda::SyntheticScalesLaunch scales;
-  scales.source = source;
-  scales.rows = rows;
-  scales.groups = static_cast<int64_t>(spec.groups());
-  scales.first_group =
-      static_cast<int64_t>(source.col_begin) / static_cast<int64_t>(spec.group_size);
-  scales.bits = spec.bits;
-  scales.kind = spec.scale;
-  scales.has_zeros = spec.offset == ScaleOffset::kZero;
-  scales.record_bytes = layout.record_bytes;
-  scales.tile_bytes = layout.scale_tile_bytes;
-  scales.out = blob + layout.scales;
-  return CudaStatus(cuda::LaunchSyntheticScales(scales, stream), "LaunchSyntheticScales");
+  return MakeScales(spec, layout, source, blob, stream);
 }
 
 }  // namespace bitshard

@@ -73,10 +73,10 @@ struct DeviceAttention {
   float scale = 1;
   int window = 0;            // 0: all
   uint8_t* cache = nullptr;  // of the layer
-  // AttentionScratchBytes, shared by all layers of a stream: 0 before the first use, and every call
-  // leaves it ready for the next. Null: long contexts are not split over the device, slow for few
-  // tokens. The bits are the same.
+  // Up to AttentionScratchBytes are of use; all layers of a stream share them. With fewer, or none,
+  // long contexts are not split over the device, slow for few tokens. The bits are the same.
   void* scratch = nullptr;
+  uint64_t scratch_bytes = 0;
   int64_t max_context = 0;    // no position is at or beyond it: the launch covers so many chunks
   bool deterministic = true;  // as DeviceLinear's
 };
@@ -86,10 +86,11 @@ class DeviceKernels {
   virtual ~DeviceKernels() = default;
 
   // Which kernel serves such a matrix and why not a faster one; UNIMPLEMENTED when none does.
-  // Modes: kA8, or another: then integers read fp16.
-  virtual absl::StatusOr<KernelChoice> ChooseLinear(
-      const PackedSpec& spec, int64_t segment_cols,
-      ActivationMode mode = ActivationMode::kA16) const = 0;
+  // Modes: kA8, or another: then integers read fp16. Without `deterministic` large steps may have a
+  // kernel of their own: "that for decode; prefill: that for them".
+  virtual absl::StatusOr<KernelChoice> ChooseLinear(const PackedSpec& spec, int64_t segment_cols,
+                                                    ActivationMode mode = ActivationMode::kA16,
+                                                    bool deterministic = true) const = 0;
   // Whether it reads DeviceActivations::a8 in this mode.
   virtual bool ReadsA8(const PackedSpec& spec, int64_t segment_cols, ActivationMode mode) const = 0;
 
@@ -120,9 +121,9 @@ class DeviceKernels {
   virtual absl::Status Linear(absl::Span<const DeviceLinear> members, const DeviceActivations& x,
                               int64_t m, DeviceStream& stream) const = 0;
 
-  // Which kernel serves such heads; UNIMPLEMENTED when none does.
-  virtual absl::StatusOr<KernelChoice> ChooseAttention(const KvLayout& layout,
-                                                       int q_heads) const = 0;
+  // Which kernel serves such heads, as ChooseLinear; UNIMPLEMENTED when none does.
+  virtual absl::StatusOr<KernelChoice> ChooseAttention(const KvLayout& layout, int q_heads,
+                                                       bool deterministic = true) const = 0;
 
   // Rotates heads in place, with the bits of RopeTable. Padding rows stay as they are.
   virtual absl::Status Rotate(float* x, int64_t stride, int heads, int head_dim,
@@ -141,7 +142,7 @@ class DeviceKernels {
   virtual absl::Status Attend(const DeviceAttention& attention, const float* q, int64_t q_stride,
                               float* out, int64_t out_stride, const DeviceTokens& tokens, int64_t m,
                               DeviceStream& stream) const = 0;
-  // Of DeviceAttention::scratch for up to `max_tokens` rows.
+  // Of DeviceAttention::scratch for up to `max_tokens` rows, within a small share of the device.
   virtual uint64_t AttentionScratchBytes(const KvLayout& layout, int q_heads, int64_t max_tokens,
                                          int64_t max_context) const = 0;
 
@@ -155,9 +156,6 @@ class DeviceKernels {
   // Of DeviceScan::scratch.
   virtual uint64_t ScanScratchBytes(int64_t m, int64_t count) const = 0;
   virtual absl::Status SumMasses(const DeviceMassSums& args, DeviceStream& stream) const = 0;
-
-  // Stores `value` at a word that the host can read: how far the stream has come.
-  virtual absl::Status Mark(uint64_t* word, uint64_t value, DeviceStream& stream) const = 0;
 };
 
 }  // namespace bitshard

@@ -20,6 +20,8 @@ namespace bitshard {
 //     i32 sums of q over runs 0 and 1, 2 and 3; f32 scales of runs 1 and 3, i16 sums of the four
 //     runs. (Where the groups of 32 do not begin at runs 0 and 2, the sums of two are not.)
 // half, scale and run_sum are null where no matrix reads them.
+// counts[row]: set to 0 on the way, by Prepare and Gated where they make half or a8: the poison
+// counts of the matrix that reads the form. Null: none.
 inline constexpr int kA8RecordBytes = 96;
 struct DeviceActivations {
   uint16_t* half = nullptr;
@@ -27,6 +29,7 @@ struct DeviceActivations {
   float* run_sum = nullptr;
   float* x = nullptr;
   uint8_t* a8 = nullptr;
+  int64_t* counts = nullptr;
   int64_t cols = 0, padded_cols = 0;
   int64_t segment_cols = 0;  // 0: one scale a row
   int64_t segments() const {
@@ -37,6 +40,7 @@ struct DeviceActivations {
 // x[m][width] f32 = residual (or 0) + value, where value is the f32 of raw bits (`raw_bits`), or
 // sums / 2^32 through double, + bias; NaN in rows with poison, which also set poisoned[row]. Sums
 // that are f32 already (`floats`) stay as they are; one that is not finite sets poisoned[row].
+// Before that `mark` goes to `progress`, a word that the host reads: all earlier work is done.
 struct DeviceSum {
   const int64_t* in = nullptr;      // [m][width]
   const float* floats = nullptr;    // [m][width]; in place of `in`
@@ -45,7 +49,9 @@ struct DeviceSum {
   const float* bias = nullptr;      // null: none
   const float* residual = nullptr;  // null: none; may be x
   float* x = nullptr;
-  uint8_t* poisoned = nullptr;  // [m]; only ever set to 1 here
+  uint8_t* poisoned = nullptr;   // [m]; only ever set to 1 here
+  uint64_t* progress = nullptr;  // null: nobody asks
+  uint64_t mark = 0;
   int64_t m = 0, width = 0;
 };
 

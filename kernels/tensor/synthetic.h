@@ -14,17 +14,19 @@
 
 namespace bitshard {
 
-// Dense types; integers with plain f16, bf16 or f32 scales for each row, with zero points or
-// without. UNIMPLEMENTED for others, by name.
+// Every spec that SizesOf accepts, but for a scale factor that is not finite, or not above 0 where
+// it multiplies: INVALID_ARGUMENT. The factor is the spec's: scales of kE4m3 come as near to the
+// right size as eight bits times it can, those of kNested lie around it.
 absl::Status CheckSynthetic(const PackedSpec& spec);
 
 // For the slice of `spec` that begins at (row_begin, col_begin) of the weight `name`, whose rows
-// have `whole_cols` columns. REQUIRES: CheckSynthetic(spec) is OK, whole_cols > 0.
+// have `whole_cols` columns; the spec's offsets into its first group and block of rows are those of
+// that place. REQUIRES: CheckSynthetic(spec) is OK, whole_cols > 0.
 SyntheticSource SyntheticSourceOf(uint64_t seed, std::string_view name, const PackedSpec& spec,
                                   uint64_t whole_cols, uint64_t row_begin, uint64_t col_begin);
 
-// Rows [row_begin, row_end) of the matrix. Threads may fill different runs of 16 rows of one
-// builder. REQUIRES: CheckSynthetic(builder.spec()) is OK, row_end <= rows.
+// Rows [row_begin, row_end) of the matrix; with row 0 what rows share. Threads may fill different
+// runs of 16 rows of one builder. REQUIRES: CheckSynthetic(builder.spec()) is OK, row_end <= rows.
 void FillSyntheticRows(const SyntheticSource& source, uint64_t row_begin, uint64_t row_end,
                        PackedMatrixBuilder& builder);
 

@@ -56,6 +56,15 @@ class ReadingIsRight(unittest.TestCase):
     def test_figures_of_a_kernel(self):
         self.assertEqual(kernel_figures.table("kernels/cuda/small.cu", SASS, PTXAS), [ROW])
 
+    def test_integer_products_pay_for_all_their_terms(self):
+        # Past the one FFMA there are three more, or none.
+        more = "        /*0029*/  @P2 BRA 0x30 ;\n" + "".join(f"        /*002{i}*/  FFMA R5, R5, R5, R5 ;\n" for i in "abc")
+        sass = SASS.replace("        /*0030*/", more + "        /*0030*/")
+        for opcode, closing in (("HMMA.16816.F32", 2), ("IMMA.16832.U8.S8", 5)):
+            with self.subTest(opcode):
+                row, = kernel_figures.table("kernels/cuda/small.cu", sass.replace("HMMA.16816.F32", opcode), PTXAS)
+                self.assertEqual(row["loop_closing"], closing)
+
     def test_a_kernel_that_ptxas_did_not_name_is_an_error(self):
         with self.assertRaises(SystemExit):
             kernel_figures.table("kernels/cuda/small.cu", SASS, "")

@@ -21,7 +21,8 @@ COLUMNS = [
     # the code, without NOP and never-predicated instructions
     "instructions", "ldg128", "ldg_narrow", "hmma", "imma", "ldsm", "ldgsts", "local",
     # the loop that does the tensor-core work, 0 where there is none: its shortest way round that leaves out no mma and no load
-    # of 8 bytes or more, and how many instructions more it is with a scale applied (the fewest FFMA that are not none)
+    # of 8 bytes or more, and how many instructions more it is with a scale applied (the fewest FFMA that are not none; after
+    # integer products, where each of their sums is a term of a chain, with all these terms)
     "loop_instructions", "loop_hmma", "loop_imma", "loop_alu", "loop_ldg", "loop_closing",
 ]
 
@@ -170,6 +171,9 @@ def code_figures(code):
     ways = ways_round(main_loop(real))
     loop = min(ways.values(), key=len, default=[])
     scaled = [len(way) for count, way in sorted(ways.items()) if count > _count(loop, "FFMA")]
+    terms = 4 * _count(loop, "IMMA")
+    if terms and terms in ways and not _count(loop, "FFMA"):
+        scaled = [len(ways[terms])]
     wide = sum(is_ldg(i) and ".128" in i.opcode for i in real)
     return {
         "instructions": len(real),

@@ -47,9 +47,17 @@ TEST_F(OptionsTest, DefaultsAreFine) {
   const auto options = CoordinatorOptionsFromFlags({});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->port, 50051);
-  EXPECT_EQ(options->kv_bytes, uint64_t{1} << 30);
+  EXPECT_FALSE(options->kv_bytes.has_value());
+  EXPECT_EQ(options->token_budget, 0u);
   EXPECT_EQ(options->activations, internal::NumericsOptions::ACTIVATIONS_A16);
   EXPECT_TRUE(options->reflection);
+}
+
+TEST_F(OptionsTest, MoreThanTheDevicesBudgetMayRunUnlessOneIsGiven) {
+  Set("max_running", "300");
+  EXPECT_TRUE(CoordinatorOptionsFromFlags({}).ok());
+  EXPECT_THAT(Refusal("token_budget", "299"),
+              HasSubstr("--max-running=300: more than --token-budget=299"));
 }
 
 TEST_F(OptionsTest, NumericsAreDeterministicUnlessTurnedOff) {
@@ -99,11 +107,10 @@ TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
   EXPECT_THAT(Refusal("metrics_port", "50051"), HasSubstr("--metrics-port"));
   EXPECT_THAT(Refusal("activations", "a4"), HasSubstr("a16, a8 or f32"));
   EXPECT_THAT(Refusal("kv_cache_dtype", "int3"), HasSubstr("bf16, f16, f32, int8 or fp8_e4m3"));
-  EXPECT_THAT(Refusal("kv_cache_bytes", "lots"), HasSubstr("512MiB"));
-  EXPECT_THAT(Refusal("token_budget", "0"), HasSubstr("--token-budget"));
+  EXPECT_THAT(Refusal("kv_cache_bytes", "lots"), HasSubstr("512MiB or 24GiB, or auto"));
+  EXPECT_THAT(Refusal("token_budget", "-1"), HasSubstr("--token-budget"));
   EXPECT_THAT(Refusal("max_running", "-1"), HasSubstr("--max-running"));
-  EXPECT_THAT(Refusal("max_running", "257"),
-              HasSubstr("--max-running=257: more than --token-budget=256"));
+  EXPECT_THAT(Refusal("max_running", "4097"), HasSubstr("--max-running=4097: must be 1 to 4096"));
   EXPECT_THAT(Refusal("token_budget", "63"), HasSubstr("--max-running=64"));
   EXPECT_THAT(Refusal("max_waiting", "0"), HasSubstr("--max-waiting=0: must be 1 to"));
   EXPECT_THAT(Refusal("stall_timeout", "1ms"), HasSubstr("--stall-timeout"));

@@ -11,7 +11,7 @@ import grpc
 
 import case_report
 from live_service import Service, Stream, golden_model, pb
-from metrics_page import Page
+from metrics_page import Page, settled
 
 VOCABULARY = 512
 PROMPT = [random.Random(3).randrange(7, VOCABULARY) for _ in range(70)]
@@ -156,7 +156,7 @@ class ChoicesTest(unittest.TestCase):
             return collections.Counter({name: page.sum("bitshard_" + name) for name in names})
 
         self.service.await_idle()
-        before = values(self.settled())
+        before = values(settled(self.service.ports["metrics_port"]))
         rng = random.Random(5)
         streams, asked = [], []
         for i in range(40):
@@ -167,7 +167,7 @@ class ChoicesTest(unittest.TestCase):
         for stream in streams:
             stream.join()
             self.assertEqual((stream.code, stream.gaps), (grpc.StatusCode.OK, []), stream.details)
-        now = values(self.settled())
+        now = values(settled(self.service.ports["metrics_port"]))
         grown = {name: now[name] - before[name] for name in now}
         choices = sum(one.choices for one in asked)
         tokens = sum(one.choices * one.max_tokens for one in asked)
@@ -181,16 +181,6 @@ class ChoicesTest(unittest.TestCase):
         self.assertEqual(grown["request_prompt_tokens_sum"], sum(len(one.tokens.ids) for one in asked))
         self.assertEqual(grown["inter_token_latency_seconds_count"], tokens - choices, "a gap within each choice")
         self.assertEqual(grown["ended_without_token_total"] + grown["admission_rejections_total"], 0)
-
-    def settled(self):
-        """The page once every call has been let go."""
-        end = time.monotonic() + 30
-        while True:
-            page = Page(self.service.ports["metrics_port"])
-            counted = page.sum("bitshard_time_to_first_token_seconds_count") + page.sum("bitshard_ended_without_token_total")
-            if counted == page.sum("bitshard_e2e_request_latency_seconds_count") or time.monotonic() > end:
-                return page
-            time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Gpus(Service):
         super().__init__(MODEL, workers=workers, worker=EMULATED_WORKER,
                          flags=["--device=cuda", "--threads=1", "--kv-cache-dtype=f32"],
                          worker_flags=["--memory=64MiB"],  # of a cache: the emulator clears it by hand
-                         coordinator_flags=["--max-running=4", *coordinator_flags], **more)
+                         coordinator_flags=["--max-running=4", "--token-budget=256", *coordinator_flags], **more)
 
 
 def answers(service, at_once=True):
@@ -103,7 +103,7 @@ class CudaServiceTest(unittest.TestCase):
         for stream in cpu:
             self.assertEqual(stream.code, grpc.StatusCode.OK, stream.details)
         first = None
-        for workers, at_once, flags in ((2, True, []), (1, True, ["--prefill-chunk=7"]), (2, False, []),
+        for workers, at_once, flags in ((2, True, []), (1, True, ["--prefill-chunk=7"]), (3, False, []),
                                         (2, True, ["--deterministic=false"])):
             deterministic = "--deterministic=false" not in flags
             with Gpus(workers, coordinator_flags=flags) as service:
@@ -126,14 +126,14 @@ class CudaServiceTest(unittest.TestCase):
             compared = [self._compare(g, c) for g, c in zip(gpu, cpu)]
             print(f"{workers} workers: positions compared {[n for n, _ in compared]}, largest difference of a "
                   f"log-probability {max(worst for _, worst in compared):.4f} (bound {BOUND})")
-            self.assertGreater(sum(n for n, _ in compared), REQUESTS)
+            self.assertGreaterEqual(sum(n for n, _ in compared), REQUESTS * TOKENS * 3 // 4)
             with self.subTest(workers=workers, at_once=at_once, flags=flags):
                 mine = [bits(stream) for stream in gpu]
                 first = first or mine
                 if deterministic:
                     self.assertEqual(mine, first)
 
-    def test_kill_9_of_a_rank_under_streams(self):
+    def test_kill_9_of_a_rank_while_the_other_waits_in_a_sum(self):
         service = Gpus(2)
         try:
             request = pb.GenerateRequest(tokens=pb.TokenIds(ids=[9, 8, 7]), max_tokens=1900,
@@ -143,9 +143,16 @@ class CudaServiceTest(unittest.TestCase):
             while any(s.token_count < 3 for s in streams) and time.monotonic() < end:
                 time.sleep(0.005)
             self.assertTrue(all(s.code is None for s in streams), [s.details for s in streams])
-            other = service.worker_pids()[0]
+            other, lost = service.worker_pids()
+            # One that stands still leaves the other in a sum over ranks, and nothing comes any more.
+            os.kill(lost, signal.SIGSTOP)
+            time.sleep(0.5)
+            before = [s.token_count for s in streams]
+            time.sleep(0.5)
+            self.assertEqual([s.token_count for s in streams], before)
+            self.assertTrue(all(s.code is None for s in streams), [s.details for s in streams])
             struck = time.monotonic()
-            os.kill(service.worker_pids()[1], signal.SIGKILL)
+            os.kill(lost, signal.SIGKILL)
             for stream in streams:
                 stream.join(60)
             slowest = max(s.ended_at - struck for s in streams)
@@ -191,12 +198,15 @@ class DeviceFlagTest(unittest.TestCase):
         self.assertIn("--device=auto: the CPU, because: no CUDA device", ended.stdout)
         self.assertIn("device=cpu", ended.stdout)
 
-    def test_nothing_said_is_auto_and_silent_only_without_gpus_built_in(self):
-        for program, says_why in ((EMULATED_WORKER, True), (WORKER, False)):
-            ended = self._worker(program, BITSHARD_FAKE_CUDA_DRIVER="0")
-            self.assertEqual(ended.returncode, 3, ended.stdout)
-            self.assertEqual("no --device: the CPU, because: " in ended.stdout, says_why, ended.stdout)
-            self.assertIn("device=cpu", ended.stdout)
+    def test_nothing_said_is_the_cpu_only_without_gpus_built_in(self):
+        ended = self._worker(EMULATED_WORKER, BITSHARD_FAKE_CUDA_DRIVER="0")
+        self.assertEqual(ended.returncode, 2, ended.stdout)
+        self.assertIn("no CUDA device", ended.stdout)
+        self.assertIn("--device=auto", ended.stdout)
+        ended = self._worker(WORKER)
+        self.assertEqual(ended.returncode, 3, ended.stdout)  # no coordinator
+        self.assertNotIn("because", ended.stdout)
+        self.assertIn("device=cpu", ended.stdout)
 
     def test_more_memory_than_is_free_is_refused(self):
         ended = self._worker(EMULATED_WORKER, "--device=cuda", "--memory=2GiB")

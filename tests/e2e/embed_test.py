@@ -9,7 +9,7 @@ import grpc
 
 import case_report
 from live_service import Service, golden_model, pb
-from metrics_page import Page
+from metrics_page import Page, settled
 
 PROMPT = list(range(20, 60))
 VOCABULARY = 512
@@ -140,27 +140,15 @@ class EmbedTest(unittest.TestCase):
 
     def test_each_input_is_one_request_in_the_metrics(self):
         self.service.await_idle()
-        # The last of the calls before are counted a moment after their clients have the answer.
-        before = Page(self.service.ports["metrics_port"])
-        while True:
-            time.sleep(0.5)
-            earlier, before = before, Page(self.service.ports["metrics_port"])
-            if all(before.sum(name) == earlier.sum(name)
-                   for name in ("bitshard_ended_without_token_total", "bitshard_requests_total")):
-                break
+        before = settled(self.service.ports["metrics_port"])
         self.vectors(tokens=ids(PROMPT, PROMPT[:5], [9]), pooling=pb.POOLING_MEAN)
         self.refused(tokens=ids([5], []))
         self.service.await_idle()
-        end = time.monotonic() + 30
-        while True:
-            after = Page(self.service.ports["metrics_port"])
+        after = settled(self.service.ports["metrics_port"])
 
-            def grown(name, **labels):
-                return after.sum(name, **labels) - before.sum(name, **labels)
-            # A call is over a moment after its client has the answer.
-            if grown("bitshard_ended_without_token_total") == 3 or time.monotonic() > end:
-                break
-            time.sleep(0.05)
+        def grown(name, **labels):
+            return after.sum(name, **labels) - before.sum(name, **labels)
+
         self.assertEqual(grown("bitshard_ended_without_token_total"), 3)
         self.assertEqual(grown("bitshard_requests_received_total", api="own"), 4)
         self.assertEqual(grown("bitshard_requests_total", grpc_code="OK"), 3)

@@ -19,7 +19,7 @@ import grpc
 
 import case_report
 from live_service import ROOT, Service, Stream, golden_model, pb
-from metrics_page import Page
+from metrics_page import Page, settled
 
 REQUESTS = 5000
 AT_ONCE = 48
@@ -368,18 +368,14 @@ class MixedRequestsTest(unittest.TestCase):
 
     def _settled(self, port):
         """The page once every call has been let go."""
-        end = time.monotonic() + SETTLE_S
-        while True:
-            page = Page(port)
-            e2e = page.sum("bitshard_e2e_request_latency_seconds_count")
-            counted = page.sum("bitshard_time_to_first_token_seconds_count") + page.sum("bitshard_ended_without_token_total")
-            calls = [page.sum(f"bitshard_grpc_server_{what}_total", grpc_service="bitshard.v1.Inference")
-                     for what in ("started", "handled")]
-            if (e2e == counted and calls[0] == calls[1]) or time.monotonic() > end:
-                self.assertEqual(e2e, counted, "time to first token + ended without token = requests")
-                self.assertEqual(calls[0], calls[1], "calls started = calls handled")
-                return page
-            time.sleep(0.05)
+        page = settled(port)
+        e2e = page.sum("bitshard_e2e_request_latency_seconds_count")
+        counted = page.sum("bitshard_time_to_first_token_seconds_count") + page.sum("bitshard_ended_without_token_total")
+        calls = [page.sum(f"bitshard_grpc_server_{what}_total", grpc_service="bitshard.v1.Inference")
+                 for what in ("started", "handled")]
+        self.assertEqual(e2e, counted, "time to first token + ended without token = requests")
+        self.assertEqual(calls[0], calls[1], "calls started = calls handled")
+        return page
 
     def _endings(self, page, before, codes):
         received, parts = identity(page)

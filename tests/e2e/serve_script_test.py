@@ -13,7 +13,7 @@ import unittest
 
 import case_report
 import grpc
-from live_service import BITSHARD, ROOT, children_of, pb, pb_grpc, smollm2
+from live_service import BITSHARD, ROOT, children_of, free_port, outliving, pb, pb_grpc, smollm2
 
 PATIENCE_S = 180
 # In the place of deploy/local/setup.sh: nothing to install.
@@ -29,12 +29,6 @@ fetch_xgrammar() {{ :; }}
 """
 # In the place of Bazel: everything is built.
 BAZEL = "#!/bin/sh\n[ \"$1\" = info ] && echo {bin}\nexit 0\n"
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def descendants(pid):
@@ -94,8 +88,7 @@ class ServeScriptTest(unittest.TestCase):
         self.assertEqual(script.process.wait(PATIENCE_S), 0, script.err.read_text())
         with socket.socket() as client:
             self.assertNotEqual(client.connect_ex(("127.0.0.1", port)), 0, "somebody still listens")
-        left = [pid for pid in processes if os.path.exists(f"/proc/{pid}/exe")]
-        self.assertEqual(left, [])
+        self.assertEqual(outliving(processes), [])
 
     def test_a_second_ctrl_c_ends_a_service_that_answers(self):
         port = free_port()

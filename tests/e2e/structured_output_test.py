@@ -255,6 +255,7 @@ class RecoveryTest(unittest.TestCase):
         def run(service, kill=False):
             streams = [Stream(service.inference, r, timeout=120) for r in made]
             while kill and min(s.token_count for s in streams) < 10:
+                self.assertTrue(all(s.code is None for s in streams), "one ended before the kill")
                 time.sleep(0.005)
             if kill:
                 os.kill(service.worker_pids()[1], signal.SIGKILL)

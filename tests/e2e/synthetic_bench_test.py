@@ -58,7 +58,7 @@ def bits_of(service):
 class SyntheticBenchTest(unittest.TestCase):
     def test_any_number_of_workers_makes_the_same_model(self):
         config = config_of()
-        for options, counts in (("bits=3,group=64,asym", (1, 2, 3)), ("bits=16", (1, 3))):
+        for options, counts in (("bits=3,group=64,asym", (1, 2, 3)), ("bits=16", (1, 3)), ("format=q4_1", (1, 2))):
             first = None
             for workers in counts:
                 with Service(f"synthetic:{options}:{config}", workers=workers, flags=["--threads=1"]) as service:
@@ -134,6 +134,8 @@ class SyntheticBenchTest(unittest.TestCase):
                 ([f"--synthetic={config}", "another"], 2, "one too many"),
                 ([f"--synthetic={config}", "--synthetic-bits=9"], 2, "2 to 8"),
                 ([f"--synthetic={config}", "--synthetic-zeros"], 2, "zero points without"),
+                ([f"--synthetic={config}", "--synthetic-bits=4", "--synthetic-format=q4_1"], 2, "it says them all"),
+                ([f"--synthetic={config}", "--synthetic-format=q9_k"], 1, "supported are"),
                 ([f"--synthetic={config}", "--synthetic-shard=3"], 2, "I/N"),
                 ([f"--synthetic={config}", "--synthetic-shard=3/3"], 2, "rank 0 to N-1"),
                 (["--synthetic=llama-3.1-9b"], 1, "llama-3.1-8b"),

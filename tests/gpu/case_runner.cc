@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/check.h"
 #include "kernels/registry/device_kernels.h"
-#include "kernels/registry/logit_scan.h"
-#include "kernels/tensor/synthetic.h"
 #include "tests/kernels/random_matrix.h"
 
 namespace bitshard {
@@ -37,10 +36,12 @@ std::vector<uint8_t> Checksums(const std::vector<uint8_t>& bytes) {
 void CaseRunner::Linear(const LinearCase& c) {
   const int64_t rows = static_cast<int64_t>(c.spec.rows);
   const int64_t cols = static_cast<int64_t>(c.spec.cols);
-  const PackedMatrix w = RandomMatrix(c.spec, NextSeed());
+  PackedSpec different = c.spec;
+  if (c.different_rows != 0) different.rows = std::min(c.spec.rows, uint64_t(c.different_rows));
+  const PackedMatrix w = RandomMatrix(different, NextSeed());
   const std::vector<float> values = RandomFloats(static_cast<size_t>(c.m * cols), NextSeed());
   const HostActivations x(values, c.m, cols, c.segment_cols);
-  const UploadedMatrix w_there(w);
+  const UploadedMatrix w_there(w, rows);
   const UploadedActivations x_there(x);
   DeviceActivations form = x_there.get();
   const DeviceBuffer records = gpu_.Empty(
@@ -48,8 +49,8 @@ void CaseRunner::Linear(const LinearCase& c) {
   if (c.a8) {
     form = {.a8 = records.as<uint8_t>(), .cols = cols, .padded_cols = form.padded_cols};
     form.segment_cols = c.segment_cols;
-    const std::string prepare =
-        absl::StrCat("prepare a8 ", c.m, "x", cols, " segments of ", c.segment_cols);
+    const std::string prepare = absl::StrCat("prepare a8 ", c.m, "x", cols, " segments of ",
+                                             c.segment_cols, " for ", c.spec.Describe());
     Launch(prepare,
            [&] { return gpu_.kernels().Prepare(x_there.get().x, cols, c.m, form, gpu_.stream()); });
     Keep(prepare, Kind::kBytes, records, records.bytes());
@@ -84,9 +85,16 @@ void CaseRunner::Linear(const LinearCase& c) {
   }
   Keep(name, Kind::kFloats, out, count * sizeof(float));
   CaseOutput& kept = outputs_.back();
-  // The reference is that of fp16 activations.
-  if (!options_.with_reference || c.a8 || !kept.error.empty()) return;
+  // The reference is that of fp16 activations and of sums in f32.
+  if (!options_.with_reference || c.a8 || !c.deterministic || !kept.error.empty()) return;
   const auto* const y = reinterpret_cast<const float*>(kept.bytes.data());
+  for (int64_t i = 0; i < c.m * rows; ++i) {
+    const int64_t row = i % rows, same = i - row + row % w.rows();
+    if (SameBits(y[i], y[same])) continue;
+    kept.error = absl::StrCat("token ", i / rows, ": row ", row, " has the weights of row ",
+                              row % w.rows(), " and gives ", y[i], " in place of ", y[same]);
+    return;
+  }
   kept.reference_error =
       NormError(w, x, [&](int64_t token, int64_t row) { return y[token * rows + row]; });
   const bool grouped = c.spec.type == PackedSpec::Type::kInt;
@@ -121,21 +129,23 @@ void CaseRunner::Attention(const AttentionCase& c) {
   const DeviceBuffer heads = gpu_.Upload(head), begins = gpu_.Upload(begin);
   const DeviceBuffer blocks = gpu_.Upload(table);
   const uint64_t scratch_bytes =
-      gpu_.kernels().AttentionScratchBytes(layout, c.q_heads, sequences, longest);
-  const DeviceBuffer scratch = gpu_.Upload(std::vector<uint8_t>(scratch_bytes, 0));
+      gpu_.kernels().AttentionScratchBytes(layout, c.q_heads, tokens, longest);
+  const DeviceBuffer scratch = gpu_.Empty(scratch_bytes);
   DeviceAttention attention;
   attention.layout = layout;
   attention.q_heads = c.q_heads;
   attention.kv_head_of_q = heads.as<int32_t>();
   attention.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
   attention.cache = cache.data();
-  attention.scratch = scratch_bytes == 0 ? nullptr : scratch.data();
+  attention.scratch = scratch.data();
+  attention.scratch_bytes = scratch_bytes;
   attention.max_context = longest;
   attention.deterministic = c.deterministic;
 
-  const std::string shape = absl::StrCat(
-      KvTypeName(c.type), " ", c.q_heads, "/", c.kv_heads, " heads of ", c.head_dim, ", ",
-      sequences, " sequences up to ", longest, c.deterministic ? "" : " any order");
+  const std::string shape =
+      absl::StrCat(KvTypeName(c.type), " ", c.q_heads, "/", c.kv_heads, " heads of ", c.head_dim,
+                   ", ", sequences, " sequences up to ", longest, c.all_attend ? ", all of it" : "",
+                   c.deterministic ? "" : " any order");
   const DeviceBuffer k = gpu_.Upload(RandomFloats(tokens * kv_width, NextSeed(), 2.0f));
   const DeviceBuffer v = gpu_.Upload(RandomFloats(tokens * kv_width, NextSeed()));
   const DeviceBuffer positions = gpu_.Upload(position), rows = gpu_.Upload(row);
@@ -151,212 +161,21 @@ void CaseRunner::Attention(const AttentionCase& c) {
   });
   Keep(append, Kind::kBytes, cache, cache_bytes);
 
-  const DeviceBuffer q = gpu_.Upload(RandomFloats(sequences * q_width, NextSeed(), 2.0f));
-  const DeviceBuffer out = gpu_.Empty(static_cast<size_t>(sequences * q_width) * sizeof(float));
+  const int64_t m = c.all_attend ? tokens : sequences;
+  const DeviceBuffer q = gpu_.Upload(RandomFloats(m * q_width, NextSeed(), 2.0f));
+  const DeviceBuffer out = gpu_.Empty(static_cast<size_t>(m * q_width) * sizeof(float));
   const DeviceBuffer ends = gpu_.Upload(newest), end_rows = gpu_.Upload(newest_row);
-  DeviceTokens last = all;
-  last.position = ends.as<int32_t>();
-  last.row = end_rows.as<int32_t>();
+  DeviceTokens asking = all;
+  if (!c.all_attend) {
+    asking.position = ends.as<int32_t>();
+    asking.row = end_rows.as<int32_t>();
+  }
   const std::string attend = absl::StrCat("attend ", shape);
   Launch(attend, [&] {
-    return gpu_.kernels().Attend(attention, q.as<float>(), q_width, out.as<float>(), q_width, last,
-                                 sequences, gpu_.stream());
+    return gpu_.kernels().Attend(attention, q.as<float>(), q_width, out.as<float>(), q_width,
+                                 asking, m, gpu_.stream());
   });
-  Keep(attend, Kind::kFloats, out, static_cast<size_t>(sequences * q_width) * sizeof(float));
-}
-
-void CaseRunner::Norm(int64_t m, int64_t width) {
-  const DeviceBuffer x = gpu_.Upload(RandomFloats(m * width, NextSeed(), 3.0f));
-  const DeviceBuffer weight = gpu_.Upload(RandomFloats(width, NextSeed()));
-  const DeviceBuffer y = gpu_.Empty(static_cast<size_t>(m * width) * sizeof(float));
-  DeviceNorm args;
-  args.x = x.as<float>();
-  args.weight = weight.as<float>();
-  args.epsilon = 1e-6f;
-  args.y = y.as<float>();
-  args.m = m;
-  args.width = width;
-  const std::string name = absl::StrCat("norm ", m, "x", width);
-  Launch(name, [&] { return gpu_.kernels().Norm(args, gpu_.stream()); });
-  Keep(name, Kind::kFloats, y, y.bytes());
-}
-
-void CaseRunner::Prepare(int64_t m, int64_t cols, int64_t segment_cols) {
-  const DeviceBuffer x = gpu_.Upload(RandomFloats(m * cols, NextSeed(), 3.0f));
-  DeviceActivations form{.cols = cols, .padded_cols = (cols + 63) / 64 * 64};
-  form.segment_cols = segment_cols;
-  const DeviceBuffer half = gpu_.Empty(2 * m * form.padded_cols);
-  const DeviceBuffer scale = gpu_.Empty(m * form.segments() * sizeof(float));
-  const DeviceBuffer run_sum = gpu_.Empty(m * form.padded_cols / 16 * sizeof(float));
-  form.half = half.as<uint16_t>();
-  form.scale = scale.as<float>();
-  form.run_sum = run_sum.as<float>();
-  const std::string name = absl::StrCat("prepare ", m, "x", cols, " segments of ", segment_cols);
-  Launch(name, [&] { return gpu_.kernels().Prepare(x.as<float>(), cols, m, form, gpu_.stream()); });
-  Keep(name, Kind::kBytes, half, half.bytes());
-}
-
-void CaseRunner::Gated(int64_t m, int64_t width, bool gelu) {
-  const DeviceBuffer gate = gpu_.Upload(RandomFloats(m * width, NextSeed(), 4.0f));
-  const DeviceBuffer up = gpu_.Upload(RandomFloats(m * width, NextSeed()));
-  const DeviceBuffer y = gpu_.Empty(static_cast<size_t>(m * width) * sizeof(float));
-  DeviceGated args;
-  args.gate = gate.as<float>();
-  args.up = up.as<float>();
-  args.in_stride = width;
-  args.gelu = gelu;
-  args.y = y.as<float>();
-  args.m = m;
-  args.width = width;
-  const std::string name = absl::StrCat(gelu ? "gelu" : "silu", " ", m, "x", width);
-  Launch(name, [&] { return gpu_.kernels().Gated(args, gpu_.stream()); });
-  Keep(name, Kind::kFloats, y, y.bytes());
-}
-
-void CaseRunner::Sum(int64_t m, int64_t width) {
-  std::vector<int64_t> sums;
-  for (const float v : RandomFloats(m * width, NextSeed(), 10.0f))
-    sums.push_back(static_cast<int64_t>(double{v} * 0x1p32));
-  const DeviceBuffer in = gpu_.Upload(sums), x = gpu_.Upload(RandomFloats(m * width, NextSeed()));
-  const DeviceBuffer poison = gpu_.Upload(std::vector<int64_t>(m, 0));
-  const DeviceBuffer poisoned = gpu_.Upload(std::vector<uint8_t>(m, 0));
-  DeviceSum args;
-  args.in = in.as<int64_t>();
-  args.poison = poison.as<int64_t>();
-  args.residual = args.x = x.as<float>();
-  args.poisoned = poisoned.as<uint8_t>();
-  args.m = m;
-  args.width = width;
-  const std::string name = absl::StrCat("sum ", m, "x", width);
-  Launch(name, [&] { return gpu_.kernels().Sum(args, gpu_.stream()); });
-  Keep(name, Kind::kFloats, x, x.bytes());
-}
-
-void CaseRunner::Add(int64_t m, int64_t width) {
-  const DeviceBuffer a = gpu_.Upload(RandomFloats(m * width, NextSeed()));
-  const DeviceBuffer b = gpu_.Upload(RandomFloats(m * width, NextSeed()));
-  const DeviceBuffer x = gpu_.Empty(a.bytes());
-  const std::string name = absl::StrCat("add ", m, "x", width);
-  Launch(name, [&] {
-    return gpu_.kernels().Add(a.as<float>(), b.as<float>(), x.as<float>(), m, width, gpu_.stream());
-  });
-  Keep(name, Kind::kFloats, x, x.bytes());
-}
-
-void CaseRunner::GatherRows(int64_t rows, int64_t width) {
-  const DeviceBuffer x = gpu_.Upload(RandomFloats(rows * width, NextSeed()));
-  const DeviceBuffer index = gpu_.Upload(std::vector<int32_t>{2, 0, static_cast<int>(rows) - 1});
-  const DeviceBuffer out = gpu_.Empty(static_cast<size_t>(3 * width) * sizeof(float));
-  const std::string name = absl::StrCat("gather_rows ", rows, "x", width);
-  Launch(name, [&] {
-    return gpu_.kernels().GatherRows(x.as<float>(), index.as<int32_t>(), 3, width, out.as<float>(),
-                                     gpu_.stream());
-  });
-  Keep(name, Kind::kFloats, out, out.bytes());
-}
-
-void CaseRunner::Gather(const PackedSpec& spec) {
-  const UploadedMatrix w(RandomMatrix(spec, NextSeed()));
-  const std::vector<int32_t> tokens = {100, 103, 5, 100};
-  const auto m = static_cast<int64_t>(tokens.size());
-  const DeviceBuffer on_device = gpu_.Upload(tokens);
-  const DeviceBuffer out = gpu_.Empty(m * spec.cols * sizeof(int64_t));
-  const std::string name = absl::StrCat("gather ", spec.Describe(), " ", spec.rows, "x", spec.cols);
-  Launch(name, [&] {
-    return gpu_.kernels().Gather(w.get(), 100, on_device.as<int32_t>(), m, out.as<int64_t>(),
-                                 gpu_.stream());
-  });
-  Keep(name, Kind::kBytes, out, out.bytes());
-}
-
-void CaseRunner::Rotate(int heads, int head_dim, RopeConfig::Pairing pairing) {
-  const std::vector<int32_t> position = {0, 7, -1, 70000};
-  const auto m = static_cast<int64_t>(position.size());
-  std::vector<double> inv_freq;
-  for (int i = 0; i < head_dim / 2; ++i) inv_freq.push_back(std::pow(10000.0, -2.0 * i / head_dim));
-  const int64_t stride = int64_t{heads} * head_dim;
-  const DeviceBuffer x = gpu_.Upload(RandomFloats(m * stride, NextSeed()));
-  const DeviceBuffer positions = gpu_.Upload(position), freq = gpu_.Upload(inv_freq);
-  DeviceRope rope;
-  rope.inv_freq = freq.as<double>();
-  rope.rotary_dim = head_dim;
-  rope.pairing = pairing;
-  DeviceTokens tokens;
-  tokens.position = positions.as<int32_t>();
-  const std::string name =
-      absl::StrCat("rotate ", pairing == RopeConfig::Pairing::kHalves ? "halves " : "pairs ", heads,
-                   " heads of ", head_dim);
-  Launch(name, [&] {
-    return gpu_.kernels().Rotate(x.as<float>(), stride, heads, head_dim, rope, tokens, m,
-                                 gpu_.stream());
-  });
-  Keep(name, Kind::kFloats, x, x.bytes());
-}
-
-void CaseRunner::Mark() {
-  const DeviceBuffer word = gpu_.Upload(std::vector<uint64_t>{0});
-  Launch("mark", [&] {
-    return gpu_.kernels().Mark(word.as<uint64_t>(), 0x123456789abcdef, gpu_.stream());
-  });
-  Keep("mark", Kind::kBytes, word, word.bytes());
-}
-
-void CaseRunner::Scan(int64_t m, int64_t count) {
-  const DeviceBuffer logits = gpu_.Upload(RandomFloats(m * count, NextSeed(), 4.0f));
-  std::vector<LogitScanRequest> requests(m);
-  std::vector<LogitSumRequest> sum_requests(m);
-  for (int64_t row = 0; row < m; ++row) {
-    requests[row].candidates = static_cast<uint32_t>(20 * row);
-    requests[row].draws = 1;
-    requests[row].seed = NextSeed();
-    sum_requests[row] = {.raw = 1, .mass = 1, .max = 16, .temperature = 0.8f, .floor = -4};
-  }
-  const uint32_t most = requests.back().candidates;
-  const DeviceBuffer asked = gpu_.Upload(requests), asked_sums = gpu_.Upload(sum_requests);
-  const DeviceBuffer scratch = gpu_.Empty(gpu_.kernels().ScanScratchBytes(m, count));
-  const DeviceBuffer scans = gpu_.Empty(m * sizeof(LogitScan));
-  const DeviceBuffer keys = gpu_.Upload(std::vector<uint64_t>(m * most, 0));
-  const DeviceBuffer sums = gpu_.Upload(std::vector<uint64_t>(2 * m, 0));
-  const std::string scan = absl::StrCat("scan ", m, "x", count);
-  Launch(scan, [&] {
-    DeviceScan args;
-    args.logits = logits.as<float>();
-    args.stride = args.count = count;
-    args.m = m;
-    args.begin = 128;
-    args.most = most;
-    args.requests = asked.as<LogitScanRequest>();
-    args.scratch = scratch.data();
-    args.scans = scans.as<LogitScan>();
-    args.keys = keys.as<uint64_t>();
-    return gpu_.kernels().Scan(args, gpu_.stream());
-  });
-  Keep(scan, Kind::kBytes, keys, keys.bytes());
-  const std::string mass = absl::StrCat("sum masses ", m, "x", count);
-  Launch(mass, [&] {
-    DeviceMassSums args;
-    args.logits = logits.as<float>();
-    args.stride = args.count = count;
-    args.m = m;
-    args.requests = asked_sums.as<LogitSumRequest>();
-    args.sums = sums.as<LogitSums>();
-    return gpu_.kernels().SumMasses(args, gpu_.stream());
-  });
-  Keep(mass, Kind::kBytes, sums, sums.bytes());
-}
-
-void CaseRunner::Synthetic(const PackedSpec& spec) {
-  const auto layout = LayoutOnDevice(spec);
-  CHECK_OK(layout.status());
-  const SyntheticSource source = SyntheticSourceOf(3, "a weight", spec, spec.cols, 0, 0);
-  // What lies between the parts is nobody's.
-  const DeviceBuffer blob = gpu_.Upload(std::vector<uint8_t>(layout->bytes, 0));
-  const std::string name =
-      absl::StrCat("synthetic ", spec.Describe(), " ", spec.rows, "x", spec.cols);
-  Launch(name, [&] {
-    return gpu_.kernels().MakeSynthetic(spec, *layout, source, blob.data(), gpu_.stream());
-  });
-  Keep(name, Kind::kBytes, blob, blob.bytes());
+  Keep(attend, Kind::kFloats, out, static_cast<size_t>(m * q_width) * sizeof(float));
 }
 
 // What the last launch made.
@@ -368,6 +187,20 @@ void CaseRunner::Keep(const std::string& name, Kind kind, const DeviceBuffer& bu
   output.kind = kind;
   if (error_.empty()) output.bytes = gpu_.Download<uint8_t>(buffer, bytes);
   if (kind == Kind::kBytes && bytes > kMostBytes) output.bytes = Checksums(output.bytes);
+  outputs_.push_back(std::move(output));
+}
+
+void CaseRunner::KeepNumbers(const std::string& name,
+                             absl::FunctionRef<std::vector<float>()> numbers) {
+  CaseOutput output;
+  output.launch = name;
+  output.error = error_;
+  output.kind = Kind::kFloats;
+  if (error_.empty()) {
+    const std::vector<float> values = numbers();
+    output.bytes.resize(values.size() * sizeof(float));
+    std::memcpy(output.bytes.data(), values.data(), output.bytes.size());
+  }
   outputs_.push_back(std::move(output));
 }
 

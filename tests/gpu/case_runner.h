@@ -25,13 +25,23 @@ struct LinearCase {
   int64_t segment_cols = 0;
   bool deterministic = true;
   bool a8 = false;  // int8 activations
+  // So many different rows, the others are the same again: what a host makes of a large matrix
+  // takes long. A multiple of 16; 0: all differ.
+  int64_t different_rows = 0;
 };
 
 struct AttentionCase {
   KvType type = KvType::kBf16;
   int kv_heads = 1, q_heads = 1, head_dim = 64;
-  std::vector<int> contexts;  // of each sequence; the newest token attends
+  std::vector<int> contexts;  // of each sequence
   bool deterministic = true;
+  bool all_attend = false;  // false: the newest token of each sequence
+};
+
+// What linear kernels read, made in place of the numbers themselves.
+struct CaseForm {
+  enum class Kind : uint8_t { kNone, kHalf, kA8 } kind = Kind::kNone;
+  int64_t segment_cols = 0;  // a multiple of 16
 };
 
 class CaseRunner {
@@ -40,15 +50,14 @@ class CaseRunner {
 
   void Linear(const LinearCase& c);
   void Attention(const AttentionCase& c);
-  void Norm(int64_t m, int64_t width);
+  void Norm(int64_t m, int64_t width, const CaseForm& form = {}, bool sum = false);
   void Prepare(int64_t m, int64_t cols, int64_t segment_cols);
-  void Gated(int64_t m, int64_t width, bool gelu);
-  void Sum(int64_t m, int64_t width);
+  void Gated(int64_t m, int64_t width, bool gelu, const CaseForm& form = {});
+  void Sum(int64_t m, int64_t width, bool progress = false);
   void Add(int64_t m, int64_t width);
   void GatherRows(int64_t rows, int64_t width);
   void Gather(const PackedSpec& spec);
   void Rotate(int heads, int head_dim, RopeConfig::Pairing pairing);
-  void Mark();
   void Scan(int64_t m, int64_t count);  // and the sums of masses
   void Synthetic(const PackedSpec& spec);
 
@@ -60,6 +69,7 @@ class CaseRunner {
   // What the last launch made.
   void Keep(const std::string& name, CaseOutput::Kind kind, const DeviceBuffer& buffer,
             size_t bytes);
+  void KeepNumbers(const std::string& name, absl::FunctionRef<std::vector<float>()> numbers);
 
   const CaseOptions options_;
   TestGpu& gpu_ = TestGpu::Get();

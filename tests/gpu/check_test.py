@@ -16,6 +16,7 @@ import case_report
 
 HERE = "tests/gpu"
 FILES = ["check.sh", "same_answer.sh"]
+PACKED_LIMIT = 30000000  # bytes; the project's own
 
 # What a stub does besides noting its call in $CALLS; bash, "$@" are its arguments.
 GOOD = {
@@ -31,6 +32,19 @@ if [[ $1 == serve ]]; then
   echo "port=$device" > "$file"
   trap 'exit 0' TERM
   while :; do sleep 0.05; done
+fi
+if [[ $1 == bench ]]; then
+  sum=true speed=200 note=8B
+  for word in "$@"; do
+    case "$word" in
+      --json-file=*) file="${word#*=}" ;;
+      --deterministic=false) sum=false speed=250 ;;
+      --synthetic-shard=*) note="70B; rank 0's share of 8" speed=90 ;;
+    esac
+  done
+  line() { echo "{\\"name\\":\\"$1\\",\\"kind\\":\\"$2\\",\\"median\\":{\\"tokens_per_s\\":$3,\\"read_share\\":$4}}"; }
+  echo "{\\"service\\":{\\"note\\":\\"$note\\"},\\"flags\\":{\\"deterministic\\":\\"$sum\\"},\\"lines\\":[\
+$(line p prefill 9e3 null),$(line "decode at 0" decode $speed.5 0.65),$(line "decode at 2048" decode 1 0.1)]}" >> "$file"
 fi
 address="${*: -1}"
 echo "Paris"
@@ -121,7 +135,7 @@ def phases(*args):
 class DryRun(unittest.TestCase):
 
     def test_limits_add_up_to_less_than_the_whole(self):
-        self.assertLessEqual(sum(limit for _, limit, _ in phases()), 530)
+        self.assertLessEqual(sum(limit for _, limit, _ in phases()), 535)
         short = phases("--seconds=240")
         self.assertLessEqual(sum(limit for _, limit, _ in short), 240)
         names = [name for name, _, _ in short]
@@ -142,7 +156,7 @@ class DryRun(unittest.TestCase):
         files = set(re.findall(re.escape(here) + r"/([\w.]+)(?=\s|$)", commands)) - {"lib", "start"}
         self.assertTrue({"same_answer.sh", "cases_emulated.bin", "ptx_emulated.bin", "counters_emulated.tsv"} <= files, files)
         for name in files:
-            self.assertIn(f'$bundle/{name}"', pack)
+            self.assertIn(f'$rest/{name}"', pack)
 
     def test_bad_arguments_are_refused(self):
         for words in (["--seconds=239"], ["--seconds="], ["--seconds=5m"], ["--fast"]):
@@ -150,6 +164,67 @@ class DryRun(unittest.TestCase):
                                   stderr=subprocess.PIPE, text=True)
             self.assertEqual(done.returncode, 2, words)
             self.assertIn("error: " + words[0], done.stderr)
+
+
+class Pack(unittest.TestCase):
+    """pack.sh with programs that do nothing, and what check.sh makes of its bundle."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        self.archive = self.folder + "/bundle.tar.gz"
+        for name in ("ptx", "cases", "counted"):
+            self.script(name, 'echo "$*" > "$2"')
+        # Whoever unpacks has gzip, but no xz.
+        os.mkdir(self.folder + "/tools")
+        for name in os.listdir("/usr/bin"):
+            if not name.startswith("xz"):
+                os.symlink("/usr/bin/" + name, f"{self.folder}/tools/{name}")
+
+    def script(self, name, does):
+        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/bash\n{does}\n")
+        os.chmod(os.path.join(self.folder, name), 0o755)
+
+    def pack(self, limit):
+        return subprocess.run(
+            [HERE + "/pack.sh", str(limit), "0", self.archive, HERE + "/check.sh", HERE + "/same_answer.sh", self.folder + "/ptx",
+             self.folder + "/cases", self.folder + "/counted", HERE + "/BUILD.bazel", "--", "faults=/bin/true", "bitshard=/bin/ls"],
+            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def test_a_bundle_beyond_the_limit_is_an_error_that_says_what_is_large(self):
+        done = self.pack(100000)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout, r"error: the packed bundle has \d+ bytes and may have 100000 ")
+        self.assertRegex(done.stdout, r"\d+ bin/bitshard\n")
+        self.assertFalse(os.path.exists(self.archive))
+        with open(HERE + "/BUILD.bazel", encoding="utf-8") as file:
+            self.assertIn(f'"$(location pack.sh) {PACKED_LIMIT} 9 $@ ', file.read())
+
+    def test_the_first_run_unpacks_the_rest_without_the_machines_xz(self):
+        done = self.pack(PACKED_LIMIT)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        environment = {"PATH": self.folder + "/tools", "HOME": self.folder, "CUDA_HOME": "/nowhere"}
+        subprocess.run(["tar", "-xzf", self.archive, "-C", self.folder], env=environment, check=True)
+        bundle = self.folder + "/bundle"
+        self.assertEqual(set(os.listdir(bundle)), {"check.sh", "libc", "rest.tar.xz"})
+        for packed in (True, False):  # the second run finds all in place
+            self.assertEqual(os.path.exists(bundle + "/rest.tar.xz"), packed)
+            subprocess.run([bundle + "/check.sh", self.folder + "/out"], env=environment, check=False, timeout=120,
+                           stdout=subprocess.DEVNULL)
+            for name in ("bin/faults", "start/bitshard", "same_answer.sh", "cases_emulated.bin", "model/BUILD.bazel",
+                         "lib/libselinux.so.1", "libc/libc.so.6"):
+                self.assertTrue(os.path.exists(os.path.join(bundle, name)), name)
+
+    def test_what_cannot_be_unpacked_is_said(self):
+        self.assertEqual(self.pack(PACKED_LIMIT).returncode, 0)
+        subprocess.run(["tar", "-xzf", self.archive, "-C", self.folder], check=True)
+        rest = self.folder + "/bundle/rest.tar.xz"
+        with open(rest, "r+b") as file:
+            file.truncate(os.path.getsize(rest) // 2)
+        done = subprocess.run([self.folder + "/bundle/check.sh", self.folder + "/out"], check=False, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"error: cannot unpack {rest}", done.stdout)
 
 
 class Run(unittest.TestCase):
@@ -174,6 +249,9 @@ class Run(unittest.TestCase):
         self.assertIn("libnccl.so.2\n", bundle.text("out/phases.log"))
         self.assertIn("--metrics launch__grid_size,known_metric.sum ", bundle.calls("tools/ncu")[1])
         self.assertIn('"0","17"', bundle.text("calls.ncu"))
+        # 250.5 and 200.5 tokens a second.
+        self.assertIn("decode 1.25 x, prefill 1.00 x the speed of --deterministic; one sequence has 0.650 of the bandwidth",
+                      verdicts["e2e_verdict"][1])
 
     def test_what_fails_or_hangs_does_not_stop_the_next(self):
         bundle = Bundle({"bin/kernels_on_gpu": "echo '2 FAILED TESTS'; exit 1", "bin/ceilings": "exit 3",
@@ -188,12 +266,14 @@ class Run(unittest.TestCase):
                          {"kernels", "ceilings", "ptx", "answer", "planted_memcheck", "planted_racecheck",
                           "planted_initcheck"}, text)
         self.assertIn("2 FAILED TESTS (exit status 1)", verdicts["kernels"][1])
+        self.assertIn("it printed nothing (exit status 3)", verdicts["ceilings"][1])
         self.assertEqual(verdicts["ptx"][0], "TIMED OUT")
         self.assertIn("no answer on cpu: no such device", verdicts["answer"][1])
         self.assertTrue(text.endswith(f"{len(wrong)} phases failed\n"), text)
 
     def test_tools_that_the_machine_does_not_support_are_skipped_and_the_roofline_gets_their_time(self):
         bundle = Bundle({"tools/compute-sanitizer": "echo '========= Error: Device not supported'; exit 1",
+                         "bin/bitshard": GOOD["bin/bitshard"].replace("0.65", "0.55"),
                          "tools/ncu": "[[ $1 == --query-metrics ]] || { echo '==ERROR== ERR_NVGPUCTRPERM'; exit 1; }"})
         with open(bundle.calls_path + ".cuda", "w", encoding="utf-8") as file:
             file.write(", or London\n")
@@ -204,11 +284,13 @@ class Run(unittest.TestCase):
         self.assertNotIn("racecheck", verdicts)
         planned = [command for name, _, command in phases() if name == "roofline"]
         self.assertGreater(int(bundle.calls("bin/roofline")[0].split()[-1]), int(planned[0].split()[-1]) + 60)
-        # And another answer on the GPU than on the CPU is a failure, the only one.
+        # And another answer on the GPU than on the CPU is a failure, and so is too small a share of the bandwidth.
         self.assertEqual(code, 1)
         self.assertEqual(verdicts["answer"][0], "FAILED")
         self.assertIn("or London", verdicts["answer"][1])
-        self.assertTrue(text.endswith("1 phases failed\n"), text)
+        self.assertEqual(verdicts["e2e_verdict"][0], "FAILED")
+        self.assertIn("has 0.550 of the bandwidth, the bar is 0.60: BELOW", verdicts["e2e_verdict"][1])
+        self.assertTrue(text.endswith("2 phases failed\n"), text)
 
     def test_what_the_machine_does_not_have_is_said(self):
         if glob.glob("/opt/nvidia/nsight-compute/*/ncu"):

@@ -109,8 +109,9 @@ absl::StatusOr<std::vector<NcuLaunch>> ParseNcu(absl::string_view csv) {
 }
 
 JoinedFigure Join(const LaunchCounters& counters, const Figure& figure,
-                  absl::Span<const NcuLaunch> rows) {
+                  absl::Span<const NcuLaunch> rows, bool same_grid) {
   JoinedFigure joined;
+  joined.other_grid = !same_grid;
   joined.launch = counters.launch;
   joined.figure = figure.name;
   std::vector<std::string> kernels;
@@ -126,7 +127,7 @@ JoinedFigure Join(const LaunchCounters& counters, const Figure& figure,
   }
   joined.kernel = absl::StrJoin(kernels, " + ");
   if (figure.emulated != nullptr) joined.emulated = figure.emulated(counters);
-  joined.compared = measured && figure.emulated != nullptr;
+  joined.compared = same_grid && measured && figure.emulated != nullptr;
   if (!joined.compared) return joined;
   joined.ratio = joined.measured == joined.emulated ? 1 : joined.measured / joined.emulated;
   joined.trusted = joined.ratio >= 0.95 && joined.ratio <= 1.05;
@@ -202,42 +203,42 @@ std::vector<std::string> NcuMetrics() {
   return metrics;
 }
 
-absl::StatusOr<std::vector<JoinedFigure>> JoinCounters(absl::Span<const LaunchCounters> emulated,
-                                                       absl::string_view ncu_csv) {
+absl::StatusOr<CounterJoin> JoinCounters(absl::Span<const LaunchCounters> emulated,
+                                         absl::string_view ncu_csv) {
   ASSIGN_OR_RETURN(const std::vector<NcuLaunch> rows, ParseNcu(ncu_csv));
-  std::vector<JoinedFigure> figures;
+  CounterJoin join;
   size_t at = 0;
   for (const LaunchCounters& counters : emulated) {
-    if (rows.size() - at < counters.launches) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "ncu has ", rows.size(), " kernels, too few: ", counters.launch, " is not among them"));
-    }
     const absl::Span<const NcuLaunch> its =
-        absl::MakeConstSpan(rows).subspan(at, counters.launches);
+        absl::MakeConstSpan(rows).subspan(std::min(at, rows.size()), counters.launches);
     at += counters.launches;
     double blocks = 0;
     for (const NcuLaunch& row : its) {
       const auto found = row.metrics.find(kGridSize);
       blocks += found == row.metrics.end() ? 0 : found->second;
     }
-    if (blocks != static_cast<double>(counters.blocks)) {
-      return absl::InvalidArgumentError(absl::StrCat(counters.launch, ": ncu saw ", blocks,
-                                                     " blocks of ", its[0].kernel,
-                                                     ", the emulator ", counters.blocks));
+    const bool same = blocks == static_cast<double>(counters.blocks);
+    if (!same) {
+      join.mismatches.push_back(absl::StrCat(counters.launch, ": ncu saw ", blocks, " blocks of ",
+                                             its.empty() ? "no kernel" : its[0].kernel,
+                                             ", the emulator ", counters.blocks));
     }
-    for (const Figure& figure : Figures()) figures.push_back(Join(counters, figure, its));
+    for (const Figure& figure : Figures())
+      join.figures.push_back(Join(counters, figure, its, same));
   }
   if (at != rows.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ncu has ", rows.size(), " kernels, the emulator ", at));
+    join.mismatches.push_back(absl::StrCat("ncu has ", rows.size(), " kernels, the emulator ", at));
   }
-  return figures;
+  return join;
 }
 
 std::string JoinHead() { return "launch\tkernel\tfigure\temulated\tmeasured\tratio\tverdict"; }
 
 std::string JoinText(const JoinedFigure& f) {
-  const char* const verdict = !f.compared ? "not compared" : f.trusted ? "ok" : "NOT TRUSTED";
+  const char* const verdict = f.other_grid  ? "OTHER GRID"
+                              : !f.compared ? "not compared"
+                              : f.trusted   ? "ok"
+                                            : "NOT TRUSTED";
   return absl::StrFormat("%s\t%s\t%s\t%.0f\t%.0f\t%s\t%s", f.launch, f.kernel, f.figure, f.emulated,
                          f.measured, f.compared ? absl::StrFormat("%.3f", f.ratio) : "", verdict);
 }

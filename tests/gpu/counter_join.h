@@ -38,14 +38,21 @@ struct JoinedFigure {
   double emulated = 0, measured = 0;
   // measured / emulated; 1 when both are 0.
   double ratio = 0;
-  bool compared = false;  // false: ncu has no such metric, or the emulator no such figure
+  bool other_grid = false;  // ncu saw another number of blocks, or no such launch
+  bool compared = false;  // false: that, or ncu has no such metric, or the emulator no such figure
   bool trusted = false;   // 0.95 to 1.05
 };
 
+struct CounterJoin {
+  std::vector<JoinedFigure> figures;
+  // Where ncu's kernels are not the table's, in its order; the other launches are compared.
+  std::vector<std::string> mismatches;
+};
+
 // `ncu_csv`: what `ncu --csv --page raw --print-units base` printed, other lines before and between
-// included. INVALID_ARGUMENT when its kernels are not those of the table, in its order.
-absl::StatusOr<std::vector<JoinedFigure>> JoinCounters(absl::Span<const LaunchCounters> emulated,
-                                                       absl::string_view ncu_csv);
+// included. INVALID_ARGUMENT when there is no kernel in it.
+absl::StatusOr<CounterJoin> JoinCounters(absl::Span<const LaunchCounters> emulated,
+                                         absl::string_view ncu_csv);
 
 // "launch<tab>kernel<tab>figure<tab>emulated<tab>measured<tab>ratio<tab>verdict"
 std::string JoinHead();

@@ -7,6 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/device.h"
 #include "tests/gpu/faults.h"
+#include "tests/gpu/findings_exit.h"
 
 namespace bitshard {
 namespace {
@@ -30,7 +31,7 @@ int main(int argc, char** argv) {
     if (name != names[i]) continue;
     const absl::Status status = bitshard::Run(static_cast<bitshard::Fault>(i));
     if (!status.ok()) std::fprintf(stderr, "error: %s\n", status.ToString().c_str());
-    return status.ok() ? 0 : 1;
+    return bitshard::ExitStatus(status.ok() ? 0 : 1);
   }
   std::fprintf(stderr, "usage: %s none|oob|race|uninit\n", argv[0]);
   return 2;

@@ -11,7 +11,7 @@ namespace bitshard {
 
 enum class CaseSet : uint8_t {
   kSmall,        // every kernel, with tails
-  kCalibration,  // eight launches whose counters are laid beside ncu's
+  kCalibration,  // launches whose counters are laid beside ncu's
   kLarge,        // shapes of a model's layers
 };
 // "small", "calibration", "large"; false for another name.

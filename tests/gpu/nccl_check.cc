@@ -264,19 +264,21 @@ class Checks {
     RETURN_IF_ERROR(collective_->AllReduceSum(sums.as<int64_t>(), values.size(), *stream_));
     RETURN_IF_ERROR(device_.Record(*event_, *stream_));
     const absl::Time begin = absl::Now();
+    AbortTimes times;
     std::thread other([&] {
       absl::SleepFor(options_.long_kernel / 10);
+      times.abort = absl::Now() - begin;
       collective_->Abort();
     });
     const absl::Status ended = collective_->Await(*event_);
-    const absl::Duration waited = absl::Now() - begin;
+    times.waited = absl::Now() - begin;
     other.join();
     // Work that was cut off ends without an error of its own; the kernel's is not cut off.
     RETURN_IF_ERROR(device_.Sync(*stream_));
-    const absl::Duration kernel = absl::Now() - begin;
-    note_ = absl::StrCat("the wait ended after ", absl::FormatDuration(waited),
-                         ", the kernel after ", absl::FormatDuration(kernel));
+    times.kernel = absl::Now() - begin;
+    note_ = AbortText(times);
     if (!IsCollectiveAbort(ended)) return Wrong("the wait says " + ended.ToString());
+    RETURN_IF_ERROR(JudgeAbort(times, options_.operation_timeout));
     RETURN_IF_ERROR(
         Expect(word, {static_cast<int64_t>(ChainResult(42, steps))}, "the kernel's own result"));
     // It stays so.
@@ -302,6 +304,18 @@ class Checks {
 };
 
 }  // namespace
+
+std::string AbortText(const AbortTimes& times) {
+  return absl::StrCat("abort after ", absl::FormatDuration(times.abort), ", the wait ended after ",
+                      absl::FormatDuration(times.waited), ", the kernel after ",
+                      absl::FormatDuration(times.kernel));
+}
+
+absl::Status JudgeAbort(const AbortTimes& times, absl::Duration deadline) {
+  if (times.waited - times.abort < deadline) return absl::OkStatus();
+  return Wrong(absl::StrCat(AbortText(times), ": an abort must end it within ",
+                            absl::FormatDuration(deadline), " and not wait for the kernel"));
+}
 
 std::vector<NcclCheckResult> CheckNccl(Device& device, const NcclCheckOptions& options,
                                        const std::function<void(const NcclCheckResult&)>& report) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 
 #include "kernels/tensor/device.h"
@@ -26,6 +27,18 @@ struct NcclCheckResult {
   std::string error;  // "" when it passed
   std::string note;   // what was measured
 };
+
+// What must hold of a wait behind a kernel that runs on, once its communicator is aborted: it ends
+// within the deadline of an operation, counted from the abort, however long the kernel takes. Not
+// how soon: that is the machine's. Times from the begin of the wait; INTERNAL says all of them.
+struct AbortTimes {
+  absl::Duration abort;   // it was asked for
+  absl::Duration waited;  // the wait was over
+  absl::Duration kernel;  // the kernel was
+};
+absl::Status JudgeAbort(const AbortTimes& times, absl::Duration deadline);
+// "abort after 100ms, the wait ended after 120ms, the kernel after 1s"
+std::string AbortText(const AbortTimes& times);
 
 // `report` gets each result as soon as there is one; so many are returned. The first join that
 // fails ends it.

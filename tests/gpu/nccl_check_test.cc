@@ -36,7 +36,21 @@ TEST(NcclCheck, PassesOnTheFakes) {
   const std::vector<NcclCheckResult> results = RunChecks();
   EXPECT_EQ(results.size(), 14u);
   for (const NcclCheckResult& result : results) EXPECT_EQ(result.error, "") << result.name;
+  ASSERT_GT(results.size(), 6u);
+  EXPECT_THAT(results[6].note, HasSubstr("abort after"));
   EXPECT_EQ(emu::Errors(), 0u) << emu::FindingsText();
+}
+
+TEST(NcclCheck, AnAbortedWaitIsHeldToTheDeadline) {
+  const AbortTimes late = {absl::Seconds(1), absl::Seconds(11), absl::Seconds(30)};
+  EXPECT_EQ(JudgeAbort(late, absl::Seconds(10)).message(),
+            "abort after 1s, the wait ended after 11s, the kernel after 30s: an abort must end it "
+            "within 10s and not wait for the kernel");
+  AbortTimes in_time = late;
+  in_time.waited = absl::Milliseconds(10'999);
+  EXPECT_TRUE(JudgeAbort(in_time, absl::Seconds(10)).ok());
+  in_time.kernel = absl::Seconds(2);  // the kernel may be over first: its length is a guess
+  EXPECT_TRUE(JudgeAbort(in_time, absl::Seconds(10)).ok());
 }
 
 // The collective's own stream, its event and its buffers come first.

@@ -1,7 +1,8 @@
-// How close linear kernels and attention come to what the device can do (ceilings.h).
+// How close the kernels come to what the device can do (ceilings.h).
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -42,16 +43,43 @@ inline constexpr uint64_t kBarBytes = uint64_t{32} << 20;
 inline constexpr double kVectorBar = 0.75;  // one row of x
 inline constexpr double kAttentionBar = 0.70;
 
+struct LinearRoofline {
+  PackedSpec spec;
+  int64_t segment_cols = 0;   // not 0: int64 sums of such segments, as row-parallel matrices have
+  bool deterministic = true;  // false: the fastest kernel
+};
 // y = w x for m rows of x, the weights rotated, launched from a graph; a line for each m.
-absl::StatusOr<std::vector<RooflineLine>> MeasureLinear(Device& device, const PackedSpec& spec,
+absl::StatusOr<std::vector<RooflineLine>> MeasureLinear(Device& device, const LinearRoofline& of,
                                                         absl::Span<const int> ms,
                                                         const Ceilings& ceilings,
                                                         const RooflineSize& size);
 
-// Decode: `sequences` queries of q_heads heads, each with `context` positions behind it.
-absl::StatusOr<RooflineLine> MeasureAttention(Device& device, const KvLayout& layout, int q_heads,
-                                              int sequences, int64_t context,
+struct AttentionRoofline {
+  KvLayout layout;
+  int q_heads = 0;
+  int sequences = 1;
+  int64_t context = 0;  // positions that the newest token of each sequence sees
+  int64_t tokens = 1;   // the newest ones of each sequence, which attend; more than one: a prefill
+  bool deterministic = true;
+};
+absl::StatusOr<RooflineLine> MeasureAttention(Device& device, const AttentionRoofline& of,
                                               const Ceilings& ceilings, const RooflineSize& size);
+
+// What lies between matrices, on m rows: sums of ranks added up, the norm, and the form that
+// matrices read; keys and values of m tokens into the cache; a look through logits (Scan).
+absl::StatusOr<RooflineLine> MeasureSumNorm(Device& device, int64_t m, int64_t width,
+                                            const Ceilings& ceilings, const RooflineSize& size);
+absl::StatusOr<RooflineLine> MeasureAppend(Device& device, const KvLayout& layout, int64_t m,
+                                           const Ceilings& ceilings, const RooflineSize& size);
+absl::StatusOr<RooflineLine> MeasureScan(Device& device, int64_t m, int64_t count,
+                                         const Ceilings& ceilings, const RooflineSize& size);
+
+// `line` with its what, bytes and flops: its times and shares. `enqueue` enqueues `launches` equal
+// pieces of work.
+absl::StatusOr<RooflineLine> TimeLine(Device& device, DeviceStream& stream, RooflineLine line,
+                                      int launches, const Ceilings& ceilings,
+                                      const RooflineSize& size,
+                                      const std::function<absl::Status()>& enqueue);
 
 // "what<tab>bytes<tab>us<tab>again us<tab>GB/s<tab>TFLOP/s<tab>share<tab>of<tab>bar<tab>spread"
 std::string RooflineHead();

@@ -7,12 +7,14 @@ bundle="$1" work="$2"
 shift 2
 run=("$@")
 
-# The answer of a service with one worker on DEVICE, in WORK/DEVICE/answer.txt.
+# The answer of a service with one worker on DEVICE, in WORK/DEVICE/answer.txt. For one request few sizes of steps are made
+# ready. The prompt is one that the small model answers with words: many of its answers repeat a character, whatever the sums.
 answer() {
   local device="$1" place="$work/$1" status=1 port=
   mkdir -p "$place"
   "${run[@]}" "$bundle/bin/bitshard" serve "$bundle/model" --workers=1 --port=0 --port-file="$place/ports" \
-    --bin-dir="$bundle/start" --device="$device" > "$place/serve.log" 2>&1 &
+    --bin-dir="$bundle/start" --device="$device" --coordinator-flags=--max-running=4,--token-budget=256 \
+    > "$place/serve.log" 2>&1 &
   local server=$!
   # It listens before it is ready.
   while ((status != 0)) && kill -0 "$server" 2> /dev/null; do
@@ -20,7 +22,7 @@ answer() {
     port="$(sed -n 's/^port=//p' "$place/ports" 2> /dev/null)"
     [[ -n "$port" ]] || continue
     status=0
-    "${run[@]}" "$bundle/bin/bitshard" complete "The capital of France is" --max-tokens=32 --timeout=20s \
+    "${run[@]}" "$bundle/bin/bitshard" complete "If the argument is not a string, a" --max-tokens=32 --timeout=20s \
       --address="localhost:$port" > "$place/answer.txt" 2> "$place/complete.log" || status=$?
   done
   kill -TERM "$server" 2> /dev/null

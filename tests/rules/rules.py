@@ -250,6 +250,13 @@ def life_documents(tree):
                 yield f"{document}: no {symbol} in {path}"
 
 
+def test_ids(tree):
+    """No test names what processes share by its process id, which others have too."""
+    for path, number, line in _lines(tree, (".h", "_test.cc")):
+        if path.startswith("tests/") and not path.startswith("tests/support/") and re.search(r"StrCat\(.*\bgetpid\(", line):
+            yield f"{path}:{number}: UniqueId (tests/support/unique_id.h) in place of a process id"
+
+
 def shell_scripts(tree):
     """Scripts that run by themselves stop at the first error."""
     for path, text in sorted(tree.items()):
@@ -259,5 +266,5 @@ def shell_scripts(tree):
 
 ALL = [
     include_rooms, include_reserved, include_purity, include_paths, pragma_once, head_comment, file_length, no_common,
-    file_names, top_level, todo, machine_paths, visibility, life_documents, shell_scripts,
+    file_names, top_level, todo, machine_paths, visibility, life_documents, test_ids, shell_scripts,
 ]

@@ -79,6 +79,7 @@ PLANTED = {
         {"docs/life_of_a_weight.md": "`kernels/base/check.h: Gone`\n"},
         {"docs/life_of_a_weight.md": "nothing\n"},
     ],
+    rules.test_ids: [{"tests/worker/a_test.cc": "// A.\nauto id = absl::StrCat(1, getpid());\n"}],
     rules.shell_scripts: [{"deploy/local/a.sh": "#!/usr/bin/env bash\necho\n"}],
 }
 

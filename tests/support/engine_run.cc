@@ -15,6 +15,7 @@
 
 #include "coordinator/engine/engine_metrics.h"
 #include "kernels/base/status_macros.h"
+#include "tests/support/await.h"
 
 namespace bitshard {
 namespace {
@@ -137,7 +138,8 @@ absl::StatusOr<std::vector<Transcript>> RunThroughEngine(
   Gate gate;
   auto engine = Engine::Create(engine_options, &model.tokenizer(), &group, &metrics);
   engine->Start();
-  while (engine->Stats().group != EngineStats::GroupState::kReady) std::this_thread::yield();
+  AwaitTrue("a group that is ready",
+            [&] { return engine->Stats().group == EngineStats::GroupState::kReady; });
   for (size_t next = 0;;) {
     size_t i = next;
     bool resumes = false;

@@ -39,6 +39,11 @@ int Memory::Live() {
   return static_cast<int>(device_.size() + static_cast<size_t>(live));
 }
 
+uint64_t Memory::Made() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return made_;
+}
+
 cudaError_t Memory::Allocate(int device, size_t bytes, uint64_t budget, void** data) {
   std::lock_guard<std::mutex> lock(mu_);
   const uint64_t used = UsedLocked(device);
@@ -46,6 +51,7 @@ cudaError_t Memory::Allocate(int device, size_t bytes, uint64_t budget, void** d
   void* const memory = emu::Allocate(bytes);
   if (memory == nullptr) return cudaErrorMemoryAllocation;
   device_[memory] = {device, RoundUp(bytes, kGranule)};
+  ++made_;
   *data = memory;
   return cudaSuccess;
 }
@@ -86,6 +92,7 @@ cudaError_t Memory::AllocatePinned(size_t bytes, void** data) {
   if (memory == MAP_FAILED) return cudaErrorMemoryAllocation;
   std::lock_guard<std::mutex> lock(mu_);
   pinned_[reinterpret_cast<uintptr_t>(memory)] = {bytes, mapped_bytes, true};
+  ++made_;
   *data = memory;
   return cudaSuccess;
 }

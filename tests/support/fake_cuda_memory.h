@@ -23,6 +23,7 @@ class Memory {
   // CHECKs that nothing lives.
   void Reset();
   int Live();
+  uint64_t Made();  // so far
 
   // `budget`: bytes of the device. cudaErrorMemoryAllocation beyond it.
   cudaError_t Allocate(int device, size_t bytes, uint64_t budget, void** data);
@@ -55,6 +56,7 @@ class Memory {
   std::mutex mu_;
   std::map<void*, Allocation> device_;
   std::map<uintptr_t, Pinned> pinned_;
+  uint64_t made_ = 0;
 };
 
 }  // namespace bitshard::fake

@@ -30,6 +30,7 @@ void Streams::Reset(bool lazy) {
   changed_.wait(lock, [this] { return threads_ == 0; });
   streams_.clear();
   breakages_.clear();
+  held_.clear();
   lazy_ = lazy;
 }
 
@@ -39,6 +40,11 @@ int Streams::Live() {
     return !stream->is_default && !stream->closing;
   });
   return static_cast<int>(live + events_.size() + graphs_.size() + executables_.size());
+}
+
+uint64_t Streams::Made() {
+  Lock lock(mu_);
+  return made_;
 }
 
 // ---- Broken devices.
@@ -67,6 +73,30 @@ bool Streams::TakesBreakage(int device) {
   return breakage.done;
 }
 
+void Streams::Hold(int device) {
+  Lock lock(mu_);
+  held_.emplace(device, 0);
+}
+
+void Streams::AwaitHeld(int device) {
+  Lock lock(mu_);
+  changed_.wait(lock, [&] { return held_.at(device) > 0; });
+}
+
+void Streams::Resume(int device) {
+  Lock lock(mu_);
+  held_.erase(device);
+  changed_.notify_all();
+}
+
+void Streams::BeginWork(Lock& lock, int device) {
+  const auto held = held_.find(device);
+  if (held == held_.end()) return;
+  ++held->second;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return held_.count(device) == 0; });
+}
+
 // ---- Streams.
 
 Streams::StreamPtr Streams::Find(cudaStream_t handle, int device) {
@@ -87,6 +117,7 @@ Streams::StreamPtr Streams::Find(cudaStream_t handle, int device) {
 cudaError_t Streams::Create(int device, cudaStream_t* stream) {
   Lock lock(mu_);
   streams_.push_back(std::make_shared<CUstream_st>());
+  ++made_;
   streams_.back()->device = device;
   *stream = streams_.back().get();
   return cudaSuccess;
@@ -156,6 +187,7 @@ void Streams::RunStream(StreamPtr stream) {
       work.stream = nullptr;
     } else {
       const bool broken = TakesBreakage(stream->device);
+      BeginWork(lock, stream->device);
       lock.unlock();
       const cudaError_t error = broken ? cudaSuccess : work.run();
       work.run = nullptr;  // what it holds is given up without the lock
@@ -233,6 +265,7 @@ cudaError_t Streams::CreateEvent(int device, bool timed, cudaEvent_t* event) {
   *event = new CUevent_st{.device = device, .stream = nullptr};
   if (timed) (*event)->time = std::make_shared<std::chrono::steady_clock::time_point>();
   events_.insert(*event);
+  ++made_;
   return cudaSuccess;
 }
 
@@ -388,6 +421,7 @@ cudaError_t Streams::EndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   if (capture->invalid) return cudaErrorStreamCaptureInvalidated;
   *graph = new CUgraph_st{std::move(capture->work)};
   graphs_.insert(*graph);
+  ++made_;
   return cudaSuccess;
 }
 
@@ -396,6 +430,26 @@ cudaError_t Streams::Instantiate(cudaGraphExec_t* executable, cudaGraph_t graph)
   if (graphs_.count(graph) == 0) return cudaErrorInvalidValue;
   *executable = new CUgraphExec_st{graph->work};
   executables_.insert(*executable);
+  ++made_;
+  return cudaSuccess;
+}
+
+void Streams::MakeUploaded(CUgraphExec_st& executable) {
+  if (!executable.uploaded) ++made_;
+  executable.uploaded = true;
+}
+
+cudaError_t Streams::Upload(cudaGraphExec_t executable, cudaStream_t handle, int device) {
+  Lock lock(mu_);
+  const StreamPtr stream = Find(handle, device);
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  if (executables_.count(executable) == 0) return cudaErrorInvalidValue;
+  if (Captures(*stream)) {
+    stream->capture->invalid = true;
+    return cudaErrorNotSupported;
+  }
+  if (const cudaError_t broken = BrokenLocked(stream->device)) return broken;
+  MakeUploaded(*executable);
   return cudaSuccess;
 }
 
@@ -409,6 +463,7 @@ cudaError_t Streams::Launch(cudaGraphExec_t executable, cudaStream_t handle, int
     return cudaErrorNotSupported;
   }
   if (const cudaError_t broken = BrokenLocked(stream->device)) return broken;
+  MakeUploaded(*executable);
   for (const Work& work : executable->work) {
     if (const cudaError_t error = Push(*stream, work)) return error;
   }

@@ -63,6 +63,7 @@ struct CUgraph_st {
 };
 struct CUgraphExec_st {
   std::vector<bitshard::fake::Work> work;
+  bool uploaded = false;
 };
 
 namespace bitshard::fake {
@@ -72,10 +73,15 @@ class Streams {
   // Ends the threads of the default streams and forgets broken devices; CHECKs that nothing lives.
   void Reset(bool lazy);
   int Live();
+  uint64_t Made();  // so far; an executable's upload counts too
 
   // What every call on the device returns; cudaSuccess while it works.
   cudaError_t Broken(int device);
   void Break(int device, cudaError_t error, int works);
+  // HoldDevice, AwaitHeldWork, ResumeDevice.
+  void Hold(int device);
+  void AwaitHeld(int device);
+  void Resume(int device);
 
   // True, and the capture is spoiled, where this thread (or a capture in global mode) forbids calls
   // that a graph cannot repeat.
@@ -105,6 +111,7 @@ class Streams {
   cudaError_t BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
   cudaError_t EndCapture(cudaStream_t stream, cudaGraph_t* graph);
   cudaError_t Instantiate(cudaGraphExec_t* executable, cudaGraph_t graph);
+  cudaError_t Upload(cudaGraphExec_t executable, cudaStream_t stream, int device);
   cudaError_t Launch(cudaGraphExec_t executable, cudaStream_t stream, int device);
   cudaError_t DestroyGraph(cudaGraph_t graph);
   cudaError_t DestroyExecutable(cudaGraphExec_t executable);
@@ -123,20 +130,24 @@ class Streams {
   cudaError_t BrokenLocked(int device) const;
   bool ForbiddenByCaptureLocked();
   cudaError_t Push(CUstream_st& stream, Work work);
+  void MakeUploaded(CUgraphExec_st& executable);
   void Force(const StreamPtr& stream, uint64_t count);
   cudaError_t WaitFor(Lock& lock, const StreamPtr& stream, uint64_t count);
   void RunStream(StreamPtr stream);
   bool TakesBreakage(int device);
+  void BeginWork(Lock& lock, int device);
 
   std::mutex mu_;
   std::condition_variable changed_;
   bool lazy_ = true;
   int threads_ = 0;
+  uint64_t made_ = 0;
   std::vector<StreamPtr> streams_;  // by age, also those that are closing
   std::set<cudaEvent_t> events_;
   std::set<cudaGraph_t> graphs_;
   std::set<cudaGraphExec_t> executables_;
   std::map<int, Breakage> breakages_;
+  std::map<int, int> held_;  // by device: threads with work that may not begin
 };
 
 // Whether this thread runs the work of a stream: it must not wait for streams.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/cuda/emu/memory.h"
+#include "kernels/cuda/emu/state.h"
 #include "kernels/cuda/emu/stream_hook.h"
 #include "tests/support/fake_cuda_machine.h"
 #include "tests/support/fake_cuda_memory.h"
@@ -112,11 +113,28 @@ cudaError_t CallOutsideCapture(const char* function, Kind kind, Body body) {
   });
 }
 
+// ---- What the streams ran.
+
+std::mutex record_mu;
+bool recording = false;
+std::vector<RanWork> record;
+
+void Ran(const char* what, bool early = false) {
+  const std::lock_guard<std::mutex> lock(record_mu);
+  if (recording) record.push_back({what, early});
+}
+
+void RanKernel() {
+  const std::lock_guard<std::mutex> lock(emu::LaunchLock());
+  Ran(emu::launch.kernel, emu::launch.shape.overlaps_previous);
+}
+
 cudaError_t EnqueueKernel(cudaStream_t stream, std::function<void()> work) {
   return Call("cudaLaunchKernel", Kind::kPlain, [&](const CudaMachine&) {
     return Get().streams.Enqueue(stream, current_device, /*other_devices=*/false,
                                  [work = std::move(work)] {
                                    work();
+                                   RanKernel();
                                    return cudaSuccess;
                                  });
   });
@@ -154,8 +172,10 @@ cudaError_t EnqueueCopy(void* to, const void* from, size_t bytes, cudaMemcpyKind
     return cudaErrorStreamCaptureUnsupported;
   }
   if (source == Place::kDevice && target != Place::kDevice) bytes_to_host += bytes;
-  return runtime.streams.Enqueue(stream, current_device, /*other_devices=*/true,
-                                 [=] { return Get().memory.Copy(to, from, bytes); });
+  return runtime.streams.Enqueue(stream, current_device, /*other_devices=*/true, [=] {
+    Ran("copy");
+    return Get().memory.Copy(to, from, bytes);
+  });
 }
 
 }  // namespace
@@ -185,19 +205,38 @@ void BreakDevice(int device, cudaError_t error, int works) {
   Get().streams.Break(device, error, works);
 }
 
+void HoldDevice(int device) { Get().streams.Hold(device); }
+void AwaitHeldWork(int device) { Get().streams.AwaitHeld(device); }
+void ResumeDevice(int device) { Get().streams.Resume(device); }
+
 cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<void()> work) {
   return Call("EnqueueHostWork", Kind::kPlain, [&](const CudaMachine&) {
     return Get().streams.Enqueue(stream, current_device, /*other_devices=*/true,
                                  [work = std::move(work)] {
                                    work();
+                                   Ran("host");
                                    return cudaSuccess;
                                  });
   });
 }
 
+void StartRecord() {
+  const std::lock_guard<std::mutex> lock(record_mu);
+  record.clear();
+  recording = true;
+}
+
+std::vector<RanWork> EndRecord() {
+  const std::lock_guard<std::mutex> lock(record_mu);
+  recording = false;
+  return std::exchange(record, {});
+}
+
 uint64_t BytesToHost() { return bytes_to_host; }
 
 int LiveObjects() { return Get().streams.Live() + Get().memory.Live(); }
+
+uint64_t ObjectsMade() { return Get().streams.Made() + Get().memory.Made(); }
 
 }  // namespace bitshard::fake
 
@@ -216,6 +255,7 @@ using bitshard::fake::Kind;
 using bitshard::fake::last_error;
 using bitshard::fake::Machine;
 using bitshard::fake::Place;
+using bitshard::fake::Ran;
 
 extern "C" {
 
@@ -358,6 +398,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
     const Place place = Get().memory.Find(to, bytes);
     if (place != Place::kDevice && place != Place::kPinned) return cudaErrorInvalidValue;
     return Get().streams.Enqueue(stream, current_device, /*other_devices=*/true, [=] {
+      Ran("fill");
       return Get().memory.Fill(to, static_cast<unsigned char>(value), bytes);
     });
   });
@@ -432,6 +473,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
                                  unsigned long long) {
   return Call(__func__, Kind::kPlain,
               [&](const CudaMachine&) { return Get().streams.Instantiate(executable, graph); });
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) {
+  return Call(__func__, Kind::kPlain, [&](const CudaMachine&) {
+    return Get().streams.Upload(executable, stream, current_device);
+  });
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   return Call(__func__, Kind::kPlain, [&](const CudaMachine&) {

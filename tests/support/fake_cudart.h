@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -57,12 +58,33 @@ void FailCall(const std::string& function, cudaError_t error, int skip = 0);
 // is what every call on the device returns from then on.
 void BreakDevice(int device, cudaError_t error, int works = 0);
 
+// No more work of the device begins, as behind a kernel that never ends, until ResumeDevice.
+// AwaitHeldWork: until some wants to.
+void HoldDevice(int device);
+void AwaitHeldWork(int device);
+void ResumeDevice(int device);
+
 // Puts work of the host on a stream, or into the capture of it; it may block. Called on the
 // stream's thread, where no call of CUDA is allowed but queries.
 cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<void()> work);
 
+// What a stream ran.
+struct RanWork {
+  std::string what;    // "fill", "copy", "host", or the kernel as its launch names it
+  bool early = false;  // a kernel that may overlap the end of the one before it
+};
+// Begins a record, in order, of what the streams run from here on, graphs' work too. REQUIRES: one
+// device computes.
+void StartRecord();
+// Ends it.
+std::vector<RanWork> EndRecord();
+
 // Buffers, streams, events and graphs that were made and not destroyed.
 int LiveObjects();
+
+// How many of these were made so far, destroyed or not. An executable graph counts twice: its
+// memory on the device comes with its upload, or else with its first launch.
+uint64_t ObjectsMade();
 
 // What was copied from devices to the host so far; the copies of a graph count when captured.
 uint64_t BytesToHost();

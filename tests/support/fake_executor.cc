@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
+#include "tests/support/await.h"
 
 namespace bitshard {
 
@@ -82,7 +84,7 @@ void FakeExecutor::AwaitPlans(size_t count) {
   absl::MutexLock lock(&mu_);
   auto enough = [this, count]()
                     ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return plans_.size() >= count; };
-  mu_.Await(absl::Condition(&enough));
+  AwaitOn(&mu_, absl::Condition(&enough), absl::StrCat(count, " plans that wait"));
 }
 
 bool FakeExecutor::RunOne() {

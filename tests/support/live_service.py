@@ -3,9 +3,12 @@
 The stubs are generated here, by grpcio-tools, from the proto files that the repository publishes.
 """
 
+import contextlib
 import os
 import pathlib
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -67,12 +70,29 @@ def children_of(pid):
     return found
 
 
+def free_port():
+    """A port that nobody has: below those that Linux gives away by itself, to other tests' connections among others."""
+    while True:
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            port = random.randrange(20000, 32768)
+            listener.bind(("127.0.0.1", port))
+            return port
+
+
 def alive(pid):
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
     return stat[stat.rindex(")") + 2] != "Z"
+
+
+def outliving(pids):
+    """Those that are still there when all had time to go."""
+    end = time.monotonic() + 30
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    return [pid for pid in pids if alive(pid)]
 
 
 class Service:
@@ -172,7 +192,7 @@ class Service:
         return samples
 
     def close(self):
-        """Ends the service; returns the pids that outlived it (there must be none)."""
+        """Ends the service; returns the pids that outlive it (there must be none)."""
         family = [self.process.pid] + [p for pids in children_of(self.process.pid).values() for p in pids]
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -181,10 +201,7 @@ class Service:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        end = time.monotonic() + 2
-        while time.monotonic() < end and any(alive(pid) for pid in family):
-            time.sleep(0.02)
-        return [pid for pid in family if alive(pid)]
+        return outliving(family)
 
     def __enter__(self):
         return self

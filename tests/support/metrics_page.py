@@ -1,5 +1,6 @@
 """A Prometheus page, read by the Prometheus project's own parser."""
 
+import time
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -48,3 +49,17 @@ class Page:
                 return low + (bound - low) * (rank - below) / (counts[bound] - below)
             low, below = bound, counts[bound]
         return low
+
+
+def settled(port, timeout=30):
+    """The page once every call of an idle service is counted as over: a moment after its client has the answer."""
+    end = time.monotonic() + timeout
+    while True:
+        page = Page(port)
+        if time.monotonic() > end or (
+                page.sum("bitshard_e2e_request_latency_seconds_count") ==
+                page.sum("bitshard_time_to_first_token_seconds_count") + page.sum("bitshard_ended_without_token_total")
+                and page.sum("bitshard_grpc_server_started_total", grpc_service="bitshard.v1.Inference") ==
+                page.sum("bitshard_grpc_server_handled_total", grpc_service="bitshard.v1.Inference")):
+            return page
+        time.sleep(0.05)

@@ -2,7 +2,10 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
+
+#include "tests/support/await.h"
 
 namespace bitshard {
 
@@ -67,7 +70,7 @@ void RecordingSink::EndChoice(const RequestEnd& end) {
 RequestEnd RecordingSink::AwaitEnd() const {
   absl::MutexLock lock(&mu_);
   auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_.has_value(); };
-  mu_.Await(absl::Condition(&ended));
+  AwaitOn(&mu_, absl::Condition(&ended), "the end of a request");
   return *end_;
 }
 
@@ -76,7 +79,7 @@ void RecordingSink::AwaitTokens(size_t count) const {
   auto enough = [this, count]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return end_.has_value() || Tokens() >= count;
   };
-  mu_.Await(absl::Condition(&enough));
+  AwaitOn(&mu_, absl::Condition(&enough), absl::StrCat(count, " tokens of a request"));
 }
 
 bool RecordingSink::ended() const {

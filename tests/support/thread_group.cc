@@ -1,9 +1,7 @@
 #include "tests/support/thread_group.h"
 
-#include <atomic>
 #include <fstream>
 #include <sstream>
-#include <unistd.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,16 +10,12 @@
 #include "coordinator/shard/shard.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "tests/support/unique_id.h"
 
 namespace bitshard {
 namespace {
 
 constexpr absl::Duration kJoinTimeout = absl::Seconds(20);
-
-std::string NextCollectiveId() {
-  static std::atomic<uint64_t> next{0};
-  return absl::StrCat("bitshard-test-", getpid(), "-", next.fetch_add(1));
-}
 
 uint64_t VocabBegin(const internal::ModelGraph& graph) {
   for (const internal::Node& node : graph.nodes()) {
@@ -176,7 +170,7 @@ absl::Status ThreadGroup::OnAllRanks(const std::function<absl::Status(int)>& wor
 }
 
 absl::Status ThreadGroup::StartEpoch() {
-  const std::string id = NextCollectiveId();
+  const std::string id = UniqueId("bitshard-test");
   const uint64_t epoch = ++epoch_;
   return OnAllRanks([&](int rank) -> absl::Status {
     StepRunner& runner = *ranks_[rank].runner;

@@ -13,13 +13,12 @@
 
 namespace bitshard {
 
-// Between two looks of one wait. A decode step takes milliseconds: naps (60 us each, of which 50
-// are the kernel's own slack) cost less than a hundredth of it, and the first look often suffices
-// for the small operations.
+// Between two looks of one wait. Naps take 60 us each, of which 50 are the kernel's own slack: a
+// hundredth or more of a decode step of a millisecond or two, less of a longer one.
 class EventWait {
  public:
   void Pause() const {
-    constexpr auto kEager = std::chrono::microseconds(100);
+    constexpr auto kEager = std::chrono::milliseconds(3);
     constexpr auto kNap = std::chrono::microseconds(10);
     if (Clock::now() - begin_ < kEager) {
       std::this_thread::yield();

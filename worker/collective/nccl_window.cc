@@ -18,7 +18,11 @@
 namespace bitshard {
 namespace {
 
-constexpr int kFirstVersion = 22700;
+// There are windows since 2.27, but the kernels that sum in them (2.28 to 2.30.4) begin while the
+// kernel before them, launched with its dependents let go, still writes: NCCL mended that with
+// commit 2948185d. Before 2.29.7 they also wait for a dead rank without end, whatever
+// ncclCommAbort says.
+constexpr int kFirstVersion = 23007;
 
 // Of the process.
 struct Known {
@@ -70,7 +74,7 @@ std::string NcclWindow::WhyNot(const DeviceBuffer& memory) {
   if (ncclGetVersion(&version) != ncclSuccess || version < kFirstVersion ||
       ncclCommWindowRegister == nullptr || ncclCommWindowDeregister == nullptr) {
     return absl::StrCat("NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100,
-                        " has none, 2.27 has");
+                        " is older than 2.30.7, whose windows are the first that are sound");
   }
   absl::MutexLock lock(&TheKnown().mu);
   if (!TheKnown().given_up.empty())

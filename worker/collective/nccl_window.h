@@ -1,7 +1,7 @@
-// Memory that is registered with NCCL (since 2.27). Where all GPUs reach each other's memory it is
-// a "symmetric window": float sums in it go over NVLink without NCCL's own buffers. Elsewhere, and
-// with NCCL_WIN_ENABLE=0, NCCL registers it on each rank alone, and does not say so. Sums of int64
-// have no such kernels in NCCL 2.28; their memory is registered all the same.
+// Memory that is registered with NCCL (since 2.30.7). Where all GPUs reach each other's memory it
+// is a "symmetric window": float sums in it go over NVLink without NCCL's own buffers. Elsewhere,
+// and with NCCL_WIN_ENABLE=0, NCCL registers it on each rank alone, and does not say so. Sums of
+// int64 have no such kernels in NCCL 2.30; their memory is registered all the same.
 #pragma once
 
 #include <cstddef>

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
@@ -81,7 +80,7 @@ void Watchdog::Fire(const absl::Status& why) {
 }
 
 void Watchdog::StartTimer() {
-  deadline_ = absl::Now() + options_.operation_timeout;
+  deadline_ = options_.now() + options_.operation_timeout;
   progress_ = Progress();
 }
 
@@ -104,13 +103,13 @@ void Watchdog::Loop() {
     absl::MutexLock lock(&mu_);
     if (!found.ok()) Fire(Why(found.message()));
     if (deadline_ != absl::InfiniteFuture() && Progress() != progress_) StartTimer();
-    if (absl::Now() >= deadline_) {
+    if (options_.now() >= deadline_) {
       Fire(Why(absl::StrCat("not over within ", absl::FormatDuration(options_.operation_timeout),
                             ": another rank is gone, hangs or does something else")));
     }
     const auto woken = [this]()
                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return closing_ || !fired_.ok(); };
-    mu_.AwaitWithTimeout(absl::Condition(&woken), std::min(kPeriod, deadline_ - absl::Now()));
+    mu_.AwaitWithTimeout(absl::Condition(&woken), std::min(kPeriod, deadline_ - options_.now()));
     if (!fired_.ok()) break;
     if (closing_) return;
   }

@@ -24,6 +24,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "kernels/base/monotonic_time.h"
+
 namespace bitshard {
 
 class Watchdog {
@@ -37,6 +39,8 @@ class Watchdog {
     std::function<absl::Status()> error;
     // Makes whatever waits for other ranks end. On the watchdog's thread.
     std::function<void()> abort;
+    // The clock of deadlines; of tests another one. Any thread, under the lock.
+    std::function<absl::Time()> now = MonotonicNow;
   };
 
   explicit Watchdog(Options options);

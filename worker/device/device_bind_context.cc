@@ -40,10 +40,10 @@ absl::StatusOr<std::unique_ptr<DeviceBindContext>> DeviceBindContext::Create(
       std::unique_ptr<DeviceBindContext>(new DeviceBindContext(graph, weights, options, stream));
   const uint64_t rows = static_cast<uint64_t>(options.max_step_tokens);
   RETURN_IF_ERROR(context->PlanValues(rows, static_cast<uint64_t>(options.max_outputs),
-                                      /*sums_apart=*/options.world > 1));
+                                      /*sums_apart=*/true));
   ASSIGN_OR_RETURN(uint8_t* const arena, context->Scratch(context->arena_bytes()));
   context->set_arena(arena);
-  if (options.world > 1) RETURN_IF_ERROR(context->MakeSums());
+  RETURN_IF_ERROR(context->MakeSums());
 
   const size_t count = weights.matrix_count();
   std::vector<bool> owned(count), reads_f32(count);
@@ -82,6 +82,11 @@ absl::StatusOr<const float*> DeviceBindContext::Vector(uint32_t weight, int64_t 
 }
 
 absl::Status DeviceBindContext::MakeSums() {
+  if (options_.world == 1) {
+    ASSIGN_OR_RETURN(uint8_t* const arena, Scratch(sums_bytes()));
+    set_sums_arena(arena);
+    return absl::OkStatus();
+  }
   if (sums_bytes() == 0) return absl::OkStatus();
   RETURN_IF_ERROR(Claim(RoundUp(sums_bytes(), kSharedGranularity)));
   ASSIGN_OR_RETURN(sums_, AllocCollectiveMemory(device(), sums_bytes()));
@@ -153,12 +158,12 @@ absl::Status DeviceBindContext::ReserveAttention(const KvLayout& layout, int q_h
 }
 
 absl::Status DeviceBindContext::MakeAttentionScratch() {
+  // The rest is the cache's, and a worker is not refused for what only makes it faster.
+  constexpr uint64_t kShareOfTheRest = 8;
+  attention_bytes_ = std::min(attention_bytes_,
+                              (options_.max_workspace_bytes - workspace_bytes_) / kShareOfTheRest);
   ASSIGN_OR_RETURN(attention_scratch_, Scratch(attention_bytes_));
   return absl::OkStatus();
-}
-
-absl::Status DeviceBindContext::ClearAttentionScratch() {
-  return device().Fill(attention_scratch_, 0, attention_bytes_, stream_);
 }
 
 absl::Status DeviceBindContext::Claim(std::optional<uint64_t> bytes) {

@@ -77,11 +77,10 @@ class DeviceBindContext : public GraphValues {
   absl::StatusOr<DeviceRope> Rope(const RopeConfig& config);
   // For Attend; all layers share it.
   absl::Status ReserveAttention(const KvLayout& layout, int q_heads);
-  // After all ops are bound.
+  // After all ops are bound: what they reserved, or what a device with little left can spare.
   absl::Status MakeAttentionScratch();
   void* attention_scratch() const { return attention_scratch_; }
-  // Zeroes it: work that was cut off may have left its counters as they were.
-  absl::Status ClearAttentionScratch();
+  uint64_t attention_scratch_bytes() const { return attention_bytes_; }
 
   // Of values, prepared activations and scratch, as claimed.
   uint64_t workspace_bytes() const { return workspace_bytes_; }

@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "kernels/base/check.h"
 #include "kernels/base/checked_math.h"
 #include "kernels/base/status_macros.h"
 #include "worker/cache/kv_cache.h"
 #include "worker/collective/device_collective.h"
+#include "worker/collective/event_wait.h"
 #include "worker/device/device_batch.h"
 #include "worker/device/device_bind_context.h"
 #include "worker/device/device_buckets.h"
@@ -47,6 +49,7 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
         profile_ops_(device.profile_ops),
         use_graphs_(device.use_graphs && !device.profile_ops),
         scan_(device.scan_logits),
+        end_patience_(device.end_patience),
         deterministic_(!options.numerics.nondeterministic()),
         max_tokens_(options.numerics.max_step_tokens()) {}
 
@@ -65,8 +68,7 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   bool TakeCacheAhead(uint32_t) override { return false; }
 
   // ScoreLogits: of scored tokens, while the sample op runs.
-  absl::StatusOr<absl::Span<const float>> Compute(StepState& step,
-                                                  absl::Span<const ScoredToken> tokens) override;
+  absl::Status Compute(StepState& step, absl::Span<const ScoredToken> tokens) override;
 
   std::vector<internal::KernelChoice> Kernels() const override;
   uint64_t CacheBytesPerBlock() const override {
@@ -90,6 +92,8 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   DeviceStep StepOf(int64_t tokens, int64_t max_context) const;
   // Until everything on the stream is over.
   absl::Status Await();
+  // The same when the epoch's communicator is gone: for a while.
+  absl::Status AwaitEnd();
   // Whoever saw the error first: when the device is lost, that is what is said.
   absl::Status Blame(const absl::Status& status);
   absl::Status RunOnDevice(StepState& step, StepProgress& progress);
@@ -102,6 +106,7 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   const decltype(StepRunner::Options::logits_tap) tap_;
   const bool profile_ops_;
   const bool use_graphs_, scan_;
+  const absl::Duration end_patience_;
   const bool deterministic_;
   const int64_t max_tokens_;
   int64_t max_outputs_ = 0;
@@ -217,7 +222,6 @@ absl::Status DeviceExecutor::Prepare(uint32_t blocks) {
   RETURN_IF_ERROR(CompareNumerics());
   if (context_->sums().bytes() > 0)
     RETURN_IF_ERROR(collective_->OpenWindow(context_->sums(), *stream_));
-  RETURN_IF_ERROR(context_->ClearAttentionScratch());
   RETURN_IF_ERROR(AllocateCache(blocks));
   if (use_graphs_) RETURN_IF_ERROR(CaptureGraphs());
   return device_.Sync(*stream_);
@@ -340,6 +344,23 @@ absl::Status DeviceExecutor::Await() {
   return collective_->Await(*event_);
 }
 
+absl::Status DeviceExecutor::AwaitEnd() {
+  if (event_ == nullptr) return absl::OkStatus();  // nothing was bound
+  RETURN_IF_ERROR(device_.Record(*event_, *stream_));
+  const absl::Time deadline = absl::Now() + end_patience_;
+  for (const EventWait wait;; wait.Pause()) {
+    const bool late = absl::Now() > deadline;
+    ASSIGN_OR_RETURN(const bool done, device_.Done(*event_));
+    if (done) return absl::OkStatus();
+    if (late) break;
+  }
+  return DeviceLostError(absl::StrCat(
+      "the device still works ", absl::FormatDuration(end_patience_),
+      " after everything was called off: a kernel that never ends, as NCCL's before 2.29.7 may be "
+      "when a peer is gone. The device is lost to this process, which must end and be started "
+      "again"));
+}
+
 absl::Status DeviceExecutor::Blame(const absl::Status& status) {
   if (status.ok() || IsDeviceLost(status)) return status;
   const absl::Status device = device_.Done(*event_).status();
@@ -391,21 +412,21 @@ absl::Status DeviceExecutor::RunOnDevice(StepState& step, StepProgress& progress
   return absl::OkStatus();
 }
 
-absl::StatusOr<absl::Span<const float>> DeviceExecutor::Compute(
-    StepState& step, absl::Span<const ScoredToken> tokens) {
+absl::Status DeviceExecutor::Compute(StepState& step, absl::Span<const ScoredToken> tokens) {
   const int64_t count = static_cast<int64_t>(tokens.size());
   // Where these are among the scored ones, whose rows are on the device behind the sampled.
-  const int64_t first = static_cast<int64_t>(step.sampled.size()) +
-                        static_cast<int64_t>(tokens.data() - step.scored.data());
+  const size_t at = static_cast<size_t>(tokens.data() - step.scored.data());
+  const int64_t first = static_cast<int64_t>(step.sampled.size() + at);
   const DeviceStep launch = StepOf(step.count(), /*max_context=*/0);
   RETURN_IF_ERROR(head_->Enqueue(batch_->sampled_rows() + first, count, launch));
-  RETURN_IF_ERROR(logits_->EnqueueWhole(count, launch));
+  RETURN_IF_ERROR(logits_->Enqueue(step.score_rows.subspan(at, tokens.size()), launch));
+  if (tap_) RETURN_IF_ERROR(logits_->EnqueueWhole(count, launch));
   RETURN_IF_ERROR(Await());
   for (int64_t i = 0; tap_ && i < count; ++i) {
     const ScoredToken& token = tokens[static_cast<size_t>(i)];
     Tap(token.slot, token.position, i);
   }
-  return absl::MakeConstSpan(logits_->Row(0), static_cast<size_t>(count * head_->vocab()));
+  return absl::OkStatus();
 }
 
 void DeviceExecutor::Tap(uint32_t slot, uint32_t position, int64_t row) const {
@@ -420,12 +441,13 @@ absl::Status DeviceExecutor::EndEpoch(std::unique_ptr<Collective> collective) {
   if (collective != nullptr && collective_ != nullptr) collective_->SetProgressWord(nullptr);
   collective_ = nullptr;
   collective.reset();
-  const absl::Status ended = stream_ == nullptr ? absl::OkStatus() : device_.Sync(*stream_);
+  const absl::Status ended = AwaitEnd();
+  // Memory that is still worked on cannot be given back: that would wait for the work.
+  if (IsDeviceLost(ended)) return WithContext(ended, "when an epoch ended: ");
   cache_ = DeviceBuffer();
   if (use_ != nullptr) use_->kv_cache_bytes = 0;
   layers_.clear();
-  // Another error was said when it came, or is of work that was cut off.
-  return IsDeviceLost(ended) ? WithContext(ended, "when an epoch ended: ") : absl::OkStatus();
+  return absl::OkStatus();  // another error was said when it came, or is of work that was cut off
 }
 
 std::vector<internal::KernelChoice> DeviceExecutor::Kernels() const {

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "kernels/tensor/device.h"
 #include "proto/graph.pb.h"
@@ -29,6 +30,9 @@ struct DeviceOptions {
   bool use_graphs = true;          // false: every step launch by launch; the bits are the same
   bool profile_ops = false;        // likewise, and the profile is by ops (device_profile.h)
   bool scan_logits = true;         // false: all logits go to the host; the results are the same
+  // For what an epoch leaves on the device to end. A step is over in seconds at the worst, sums
+  // that an abort cut off at once; what takes longer never ends.
+  absl::Duration end_patience = absl::Seconds(20);
 };
 
 // `weights` were loaded through a sink of the device. From `options`: numerics, isa and pool (of

@@ -1,6 +1,7 @@
 #include "worker/device/device_logits.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -30,13 +31,12 @@ absl::Status DeviceLogits::Allocate(DeviceBindContext& bind) {
   if (count_ == 0) return absl::OkStatus();
   const auto scratch = [&bind](uint64_t bytes) { return bind.Scratch(bytes); };
 
-  const uint64_t request_bytes = outputs * sizeof(LogitScanRequest);
+  const uint64_t request_bytes = outputs * (sizeof(LogitScanRequest) + sizeof(int32_t));
   const uint64_t found_bytes =
-      outputs * (sizeof(LogitScan) + kMaxScanCandidates * sizeof(uint64_t));
+      outputs * (sizeof(LogitScan) + kMaxScanCandidates * sizeof(uint64_t) + sizeof(float));
   ASSIGN_OR_RETURN(host_requests_, bind.Pinned(request_bytes));
   ASSIGN_OR_RETURN(host_found_, bind.Pinned(found_bytes));
-  ASSIGN_OR_RETURN(uint8_t* const requests, scratch(request_bytes));
-  requests_ = reinterpret_cast<LogitScanRequest*>(requests);
+  ASSIGN_OR_RETURN(requests_, scratch(request_bytes));
   ASSIGN_OR_RETURN(found_, scratch(found_bytes));
   ASSIGN_OR_RETURN(scratch_,
                    scratch(bind.kernels().ScanScratchBytes(static_cast<int64_t>(outputs), count_)));
@@ -56,18 +56,26 @@ absl::Status DeviceLogits::Enqueue(absl::Span<const SampleRow> rows, const Devic
   std::fill(is_here_.begin(), is_here_.end(), false);
   if (count_ == 0 || rows.empty()) return absl::OkStatus();
   uint32_t most = 0;
-  bool scans = false;
+  bool scans = false, targets = false;
+  int32_t* const index = reinterpret_cast<int32_t*>(host_requests_.as<LogitScanRequest>() + rows_);
   for (size_t i = 0; i < rows.size(); ++i) {
     scanned_[i] = options_.scan && !Sampler::NeedsWholeRow(rows[i]);
     whole_[i] = !scanned_[i];
     LogitScanRequest& request = host_requests_.as<LogitScanRequest>()[i];
     request = {};
+    index[i] = 0;
     if (!scanned_[i]) continue;
     scans = true;
+    if (const auto target = Sampler::LocalTarget(rows[i], options_.sampler); target.has_value()) {
+      targets = true;
+      const size_t at = i * options_.sampler.local_vocab + *target;
+      CHECK(at <= size_t{std::numeric_limits<int32_t>::max()});  // kScoreTokens rows at a time
+      index[i] = static_cast<int32_t>(at);
+    }
     request = Sampler::ScanRequestOf(rows[i], options_.sampler.vocab_size);
     most = std::max(most, request.candidates);
   }
-  if (scans) RETURN_IF_ERROR(EnqueueScan(most));
+  if (scans) RETURN_IF_ERROR(EnqueueScan(most, targets));
   return EnqueueMarked().status();
 }
 
@@ -92,36 +100,48 @@ absl::Status DeviceLogits::EnqueueAll(int64_t count, const DeviceStep& step) {
     sums = {};
     sums.raw = sums.mass = 1;
   }
-  RETURN_IF_ERROR(EnqueueScan(kMaxScanCandidates));
+  std::fill_n(reinterpret_cast<int32_t*>(host_requests_.as<LogitScanRequest>() + rows_), rows_, 0);
+  RETURN_IF_ERROR(EnqueueScan(kMaxScanCandidates, /*targets=*/true));
   RETURN_IF_ERROR(EnqueueSums(0, rows_));
   return EnqueueWhole(count, step);
 }
 
-absl::Status DeviceLogits::EnqueueScan(uint32_t most) {
+absl::Status DeviceLogits::EnqueueScan(uint32_t most, bool targets) {
   most_ = most;
-  RETURN_IF_ERROR(step_.device->Copy(requests_, host_requests_.data(),
-                                     rows_ * sizeof(LogitScanRequest), *step_.stream));
+  targets_ = targets;
+  const size_t request_bytes = rows_ * sizeof(LogitScanRequest);
+  const size_t index_bytes = targets ? rows_ * sizeof(int32_t) : 0;
+  RETURN_IF_ERROR(step_.device->Copy(requests_, host_requests_.data(), request_bytes + index_bytes,
+                                     *step_.stream));
   DeviceScan scan;
   scan.logits = options_.logits;
   scan.stride = options_.sampler.local_vocab;
   scan.m = static_cast<int64_t>(rows_);
   scan.begin = options_.sampler.vocab_begin;
   scan.count = count_;
-  scan.requests = requests_;
+  scan.requests = reinterpret_cast<const LogitScanRequest*>(requests_);
   scan.most = most;
   scan.scratch = scratch_;
   scan.scans = reinterpret_cast<LogitScan*>(found_);
   scan.keys = reinterpret_cast<uint64_t*>(found_ + rows_ * sizeof(LogitScan));
   RETURN_IF_ERROR(step_.kernels->Scan(scan, *step_.stream));
-  return CopyToHost(host_found_.data(), found_,
-                    rows_ * (sizeof(LogitScan) + most * sizeof(uint64_t)));
+  const size_t found_bytes = rows_ * (sizeof(LogitScan) + most * sizeof(uint64_t));
+  if (!targets) return CopyToHost(host_found_.data(), found_, found_bytes);
+  // Numbers of the logits are rows of one column.
+  RETURN_IF_ERROR(step_.kernels->GatherRows(
+      options_.logits, reinterpret_cast<const int32_t*>(requests_ + request_bytes),
+      static_cast<int64_t>(rows_), /*width=*/1, reinterpret_cast<float*>(found_ + found_bytes),
+      *step_.stream));
+  return CopyToHost(host_found_.data(), found_, found_bytes + rows_ * sizeof(float));
 }
 
 std::optional<ScannedRow> DeviceLogits::Scanned(size_t row) const {
   if (!scanned_[row]) return std::nullopt;
   const LogitScan* const scans = host_found_.as<LogitScan>();
-  const uint64_t* const keys = reinterpret_cast<const uint64_t*>(scans + rows_) + row * most_;
-  return ScannedRow{scans[row], absl::MakeConstSpan(keys, scans[row].n_candidates)};
+  const uint64_t* const keys = reinterpret_cast<const uint64_t*>(scans + rows_);
+  const float* const targets = reinterpret_cast<const float*>(keys + rows_ * most_);
+  return ScannedRow{scans[row], absl::MakeConstSpan(keys + row * most_, scans[row].n_candidates),
+                    targets_ ? targets[row] : 0.0f};
 }
 
 absl::Status DeviceLogits::EnqueueSums(size_t first, size_t rows) {

@@ -58,8 +58,9 @@ class DeviceLogits final : public RowSource {
       : options_(options), count_(static_cast<int64_t>(Sampler::LocalCount(options.sampler))) {}
 
   absl::Status Allocate(DeviceBindContext& bind);
-  // Of the first rows_, by the requests; whole rows cost a look, too.
-  absl::Status EnqueueScan(uint32_t most);
+  // Of the first rows_, by the requests; whole rows cost a look, too. With `targets` also the
+  // logits whose places lie behind the requests.
+  absl::Status EnqueueScan(uint32_t most, bool targets);
   absl::Status EnqueueSums(size_t first, size_t rows);
   // Rows marked in whole_ and not here yet; whether there were any.
   absl::StatusOr<bool> EnqueueMarked();
@@ -70,15 +71,18 @@ class DeviceLogits final : public RowSource {
   DeviceStep step_;      // of the last Enqueue
   size_t rows_ = 0;
   uint32_t most_ = 0;                  // candidates a row has room for
+  bool targets_ = false;               // some row has a target
   std::vector<bool> scanned_;          // by row
   std::vector<bool> whole_, is_here_;  // wanted whole; copied, or on the way
 
   DeviceBuffer host_logits_;    // [outputs][local_vocab]
-  DeviceBuffer host_requests_;  // LogitScanRequest [outputs]
+  DeviceBuffer host_requests_;  // as requests_
   DeviceBuffer host_found_;     // as found_
   DeviceBuffer host_sums_;      // LogitSumRequest [outputs], LogitSums [outputs]
-  LogitScanRequest* requests_ = nullptr;
-  uint8_t* found_ = nullptr;  // of `rows_` rows: LogitScan [rows], keys [rows][most_]
+  // Of `rows_` rows: LogitScanRequest [rows], with targets i32 [rows], where in the logits.
+  uint8_t* requests_ = nullptr;
+  // LogitScan [rows], keys [rows][most_], with targets f32 [rows].
+  uint8_t* found_ = nullptr;
   void* scratch_ = nullptr;
   LogitSumRequest* sum_requests_ = nullptr;
   LogitSums* sums_ = nullptr;

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+
 #include "kernels/base/checked_math.h"
 #include "kernels/tensor/packed_matrix.h"
+#include "worker/ops/buffer_plan.h"
 
 namespace bitshard {
 namespace {
@@ -34,6 +37,23 @@ std::optional<Pieces> PiecesOf(const DeviceActivations& form, uint64_t rows, uns
   if (parts & PreparedPlan::kHalf) pieces = {*half, *scale, *run_sum};
   if (parts & PreparedPlan::kA8) pieces.a8 = *a8;
   return pieces;
+}
+
+// Whether a node of the groups [first, last) reads or writes sums over ranks.
+bool MeetSums(const internal::ModelGraph& graph, absl::Span<const NodeGroup> groups, int first,
+              int last) {
+  const auto is_sum = [&](uint32_t value) {
+    return IsSumOverRanks(graph.values(static_cast<int>(value)));
+  };
+  for (int g = first; g < last; ++g) {
+    const NodeGroup& group = groups[static_cast<size_t>(g)];
+    for (int n = group.first; n < group.first + group.count; ++n) {
+      const Node& node = graph.nodes(n);
+      if (absl::c_any_of(node.inputs(), is_sum) || absl::c_any_of(node.outputs(), is_sum))
+        return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -84,6 +104,8 @@ PreparedPlan::PreparedPlan(const internal::ModelGraph& graph, absl::Span<const N
       if (reads_f32[weight]) entry->needs_f32 = needs_f32_[value] = true;
     }
   }
+  for (Entry& entry : entries_)
+    entry.prepared.meets_sums = MeetSums(graph, groups, entry.first, entry.last);
 }
 
 std::optional<uint64_t> PreparedPlan::Place(uint64_t rows) {

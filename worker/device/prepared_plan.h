@@ -22,7 +22,22 @@ namespace bitshard {
 
 struct DevicePrepared {
   DeviceActivations form;
-  bool made = false;  // an op that is bound already makes it in every step
+  bool made = false;    // an op that is bound already makes it in every step
+  bool clears = false;  // and makes what FormOf says
+  // Other sums over ranks may be alive between whoever makes it and its last reader, in the memory
+  // of that one's.
+  bool meets_sums = false;
+  // [tokens, sums_width] of the row-parallel matrix whose poison counts, behind them, are cleared
+  // when the form is made; null: none.
+  int64_t* sums = nullptr;
+  int64_t sums_width = 0;
+
+  // For one step.
+  DeviceActivations FormOf(int64_t tokens) const {
+    DeviceActivations of_step = form;
+    if (sums != nullptr) of_step.counts = sums + tokens * sums_width;
+    return of_step;
+  }
 };
 
 class PreparedPlan {

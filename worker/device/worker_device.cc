@@ -46,10 +46,11 @@ absl::StatusOr<std::unique_ptr<WorkerDevice>> WorkerDevice::Open(const WorkerOpt
   if (asked.kind == AskedDevice::Kind::kCpu) return nullptr;
   absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("cuda", asked.index);
   if (!device.ok()) {
-    if (asked.kind == AskedDevice::Kind::kCuda) return device.status();
-    // A program without GPUs that was asked for nothing has nothing to explain.
-    if (asked.told || HasCuda()) {
-      LogInfo("worker: {}: the CPU, because: {}", asked.told ? "--device=auto" : "no --device",
+    // A program with GPUs built in takes the CPU only when told to.
+    if (asked.kind == AskedDevice::Kind::kCuda || (!asked.told && HasCuda()))
+      return device.status();
+    if (asked.told) {
+      LogInfo("worker: --device=auto: the CPU, because: {}",
               std::string(device.status().message()));
     }
     return nullptr;

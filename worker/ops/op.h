@@ -84,10 +84,10 @@ class Op {
 class ScoreLogits {
  public:
   virtual ~ScoreLogits() = default;
-  // [tokens.size(), local vocabulary] of at most kScoreTokens tokens, and no more than the step's
-  // largest number of outputs. They lie where the logits of sampled tokens lay. Errors as Op::Run.
-  virtual absl::StatusOr<absl::Span<const float>> Compute(StepState& step,
-                                                          absl::Span<const ScoredToken> tokens) = 0;
+  // Of `tokens`, a part of step.scored: at most kScoreTokens, and no more than the step's largest
+  // number of outputs. They take the place of the sampled tokens' logits, from row 0 on. Errors as
+  // Op::Run.
+  virtual absl::Status Compute(StepState& step, absl::Span<const ScoredToken> tokens) = 0;
 };
 
 using BindOpFn = absl::StatusOr<std::unique_ptr<Op>> (*)(const internal::Node& node,

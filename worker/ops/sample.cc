@@ -34,8 +34,8 @@ class Sample final : public Op {
     // After the sampled ones, whose logits they overwrite.
     for (size_t at = 0; at < step.scored.size(); at += score_tokens_) {
       const auto tokens = step.scored.subspan(at, score_tokens_);
-      ASSIGN_OR_RETURN(const absl::Span<const float> logits, score_logits_->Compute(step, tokens));
-      RETURN_IF_ERROR(sampler_->Sample(logits, step.score_rows.subspan(at, score_tokens_),
+      RETURN_IF_ERROR(score_logits_->Compute(step, tokens));
+      RETURN_IF_ERROR(sampler_->Sample(*logits_, step.score_rows.subspan(at, score_tokens_),
                                        *step.collective, step.scores.subspan(at, score_tokens_)));
     }
     return absl::OkStatus();

@@ -17,7 +17,7 @@ namespace bitshard {
 absl::StatusOr<Sampler::Options> SamplerOptionsOf(const internal::Node& node,
                                                   const GraphValues& bind);
 
-// `logits`: of the sampled tokens when the op runs.
+// `logits`: of the sampled tokens when the op runs, then of those that `score_logits` computes.
 absl::StatusOr<std::unique_ptr<Op>> MakeSampleOp(const Sampler::Options& options,
                                                  std::unique_ptr<RowSource> logits,
                                                  ScoreLogits* score_logits);

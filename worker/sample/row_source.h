@@ -21,6 +21,7 @@ namespace bitshard {
 struct ScannedRow {
   LogitScan scan;
   absl::Span<const uint64_t> keys;  // scan.n_candidates of them, descending
+  float target_logit = 0;           // of the row's target, where this rank holds it
 };
 
 class RowSource {

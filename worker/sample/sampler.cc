@@ -75,6 +75,12 @@ size_t Sampler::LocalCount(const Options& o) {
   return std::min(o.local_vocab, o.vocab_size - std::min(o.vocab_size, o.vocab_begin));
 }
 
+std::optional<size_t> Sampler::LocalTarget(const SampleRow& row, const Options& o) {
+  if (!row.target.has_value() || *row.target < o.vocab_begin) return std::nullopt;
+  const size_t local = *row.target - o.vocab_begin;
+  return local < LocalCount(o) ? std::optional<size_t>(local) : std::nullopt;
+}
+
 LogitsRow Sampler::Raw(size_t row) const {
   return {.logits = source_->Row(first_ + row),
           .unit_max = unit_max_.data() + row * units_,
@@ -279,18 +285,18 @@ absl::Status Sampler::ReduceSums(absl::Span<const SampleRow> rows, Collective& c
   ForRows([&](int64_t i, int) {
     const RowState& s = states_[i];
     int64_t* const sums = sums_.data() + kSums * i;
-    if (!s.is_here) {
+    const std::optional<size_t> target = LocalTarget(rows[i], options_);
+    float logit = 0;  // its bits are 0
+    if (s.is_here) {
+      sums[0] = s.wants_raw_sum ? RawSum(Raw(i), s.raw_max) : 0;
+      sums[1] = s.wants_mass ? MassSum(Local(i), s.kept.scale) : 0;
+      if (target.has_value()) logit = Raw(i).logits[*target];
+    } else {
       sums[0] = s.wants_raw_sum ? device_sums_[i].raw : 0;
       sums[1] = s.wants_mass ? device_sums_[i].mass : 0;
-      sums[2] = 0;
-      return;
+      if (target.has_value()) logit = s.scanned->target_logit;
     }
-    sums[0] = s.wants_raw_sum ? RawSum(Raw(i), s.raw_max) : 0;
-    sums[1] = s.wants_mass ? MassSum(Local(i), s.kept.scale) : 0;
-    // Below vocab_begin it wraps around, and is no local token either.
-    const uint32_t local = rows[i].target.value_or(kNoToken) - options_.vocab_begin;
-    const bool mine = rows[i].target.has_value() && local < local_count_;
-    sums[2] = mine ? int64_t{std::bit_cast<uint32_t>(Raw(i).logits[local])} : 0;
+    sums[2] = int64_t{std::bit_cast<uint32_t>(logit)};
   });
   RETURN_IF_ERROR(collective.AllReduceSum(absl::MakeSpan(sums_).first(kSums * rows_)));
   for (size_t i = 0; i < rows_; ++i) {

@@ -100,9 +100,10 @@ class Sampler {
   // What a device that looks through such a row is asked. REQUIRES: not NeedsWholeRow.
   static LogitScanRequest ScanRequestOf(const SampleRow& row, uint32_t vocab_size);
   // No scan serves it.
-  static bool NeedsWholeRow(const SampleRow& row) {
-    return row.edits != nullptr || row.target.has_value();
-  }
+  static bool NeedsWholeRow(const SampleRow& row) { return row.edits != nullptr; }
+  // Where the row's target is among the rank's tokens; none if another rank holds it, or there is
+  // none.
+  static std::optional<size_t> LocalTarget(const SampleRow& row, const Options& options);
 
   // INVALID_ARGUMENT when the shard is not a sensible part of the vocabulary.
   static absl::StatusOr<std::unique_ptr<Sampler>> Bind(const Options& options);

@@ -12,6 +12,7 @@
 
 #include "coordinator/engine/engine.h"
 #include "coordinator/engine/engine_metrics.h"
+#include "tests/support/await.h"
 #include "tests/support/fake_executor.h"
 #include "tests/support/recording_sink.h"
 #include "tests/support/words_grammar.h"
@@ -52,7 +53,8 @@ class ConstrainedEngineTest : public testing::Test {
     executor_ = std::make_unique<FakeExecutor>(group);
     engine_ = Engine::Create(Engine::Options(), tokenizer_.get(), executor_.get(), &metrics_);
     engine_->Start();
-    while (engine_->Stats().group != EngineStats::GroupState::kReady) std::this_thread::yield();
+    AwaitTrue("a group that is ready",
+              [this] { return engine_->Stats().group == EngineStats::GroupState::kReady; });
   }
   std::shared_ptr<RecordingSink> Send(int i, std::shared_ptr<const CompiledGrammar> grammar) {
     GenerateRequest request;

@@ -13,6 +13,7 @@
 #include "coordinator/engine/engine_metrics.h"
 #include "coordinator/engine/error_reason.h"
 #include "proto/status_details.h"
+#include "tests/support/await.h"
 #include "tests/support/byte_tokenizer.h"
 #include "tests/support/fake_executor.h"
 #include "tests/support/recording_sink.h"
@@ -32,7 +33,8 @@ class EngineTest : public testing::Test {
   // The group's events reach the engine through its inbox, after the requests' callers may have
   // come.
   void AwaitReady() {
-    while (engine_->Stats().group != EngineStats::GroupState::kReady) std::this_thread::yield();
+    AwaitTrue("a group that is ready",
+              [this] { return engine_->Stats().group == EngineStats::GroupState::kReady; });
   }
   static GenerateRequest Request(const std::string& id, uint32_t prompt_tokens,
                                  uint32_t max_tokens) {

@@ -14,11 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include <gtest/gtest.h>
 
 #include "proto/status_details.h"
+#include "tests/support/await.h"
 #include "tests/support/words_grammar.h"
 
 namespace bitshard {
@@ -84,7 +86,7 @@ class MaskThreadsTest : public testing::Test {
       const std::set<std::string> now = Threads();
       return std::includes(before_.begin(), before_.end(), now.begin(), now.end());
     };
-    while (!at_rest()) absl::SleepFor(absl::Milliseconds(1));
+    AwaitTrue("no thread of the test's", at_rest);
   }
 
   void Start(MaskThreads::Options options) {
@@ -107,7 +109,7 @@ class MaskThreadsTest : public testing::Test {
   absl::Status Await(SequenceId id) {
     absl::MutexLock lock(&mu_);
     const auto there = [&] { return results_.contains(id); };
-    mu_.Await(absl::Condition(&there));
+    AwaitOn(&mu_, absl::Condition(&there), absl::StrCat("the mask of ", id));
     return results_.at(id).status;
   }
   bool Has(SequenceId id) {

@@ -21,9 +21,11 @@
 #include "gtest/gtest.h"
 #include <grpcpp/grpcpp.h>
 
+#include "kernels/base/check.h"
 #include "proto/fleet_token.h"
 #include "proto/worker.grpc.pb.h"
 #include "tests/coordinator/fleet/group_harness.h"
+#include "tests/support/await.h"
 
 namespace {
 std::atomic<int64_t> wall_clock_step_s = 0;
@@ -57,7 +59,9 @@ class Listener : public StepListener {
   // Waits for the next event.
   std::string Next() {
     std::unique_lock<std::mutex> lock(mu_);
-    changed_.wait(lock, [this] { return !events_.empty(); });
+    const bool came = changed_.wait_for(lock, absl::ToChronoSeconds(kAwaitPatience),
+                                        [this] { return !events_.empty(); });
+    CHECK(came) << "it never came: an event of the group";
     std::string event = events_.front();
     events_.pop_front();
     return event;

@@ -331,6 +331,39 @@ TEST(Group, KvBytesLimitTheBlocks) {
   EXPECT_EQ(h.infos[0].cache_blocks, 10u);
 }
 
+// What is not given follows from the device. A KV block of DefaultOptions has 1,024 bytes.
+TEST(Group, TheDeviceDecidesWhatIsNotGiven) {
+  constexpr uint64_t kBlocks = 3 << 20;  // 3 GiB
+  for (const auto& [device, tokens, blocks] :
+       {std::tuple("cpu", 256u, uint64_t{1} << 20), std::tuple("cuda:0", 8192u, kBlocks)}) {
+    GroupOptions options = GroupHarness::DefaultOptions(1);
+    options.numerics.set_max_step_tokens(0);
+    GroupHarness h(options);
+    h.Connect(1);
+    internal::Register registration = GroupHarness::Registration(1);
+    registration.set_device(device);
+    registration.add_collectives("shm");
+    h.Register(1, registration);
+    ASSERT_EQ(h.sent[1].size(), 1u) << device;
+    EXPECT_EQ(h.sent[1].back().assign().numerics().max_step_tokens(), tokens) << device;
+    h.Loaded(1, kBlocks);
+    h.Joined(1);
+    h.Ready(1);
+    ASSERT_EQ(h.infos.size(), 1u) << device;
+    EXPECT_EQ(h.infos[0].max_step_tokens, tokens) << device;
+    EXPECT_EQ(h.infos[0].cache_blocks, blocks) << device;
+  }
+}
+
+TEST(Group, TheBudgetHasRoomForAllThatRun) {
+  GroupOptions options = GroupHarness::DefaultOptions(1);
+  options.numerics.set_max_step_tokens(0);
+  options.numerics.set_max_slots(300);
+  GroupHarness h(options);
+  h.BringUp(1);
+  EXPECT_EQ(h.infos[0].max_step_tokens, 300u);
+}
+
 TEST(Group, NoRoomForABlockIsHopeless) {
   GroupOptions options = GroupHarness::DefaultOptions(1);
   options.kv_bytes = 1000;

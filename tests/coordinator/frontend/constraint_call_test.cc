@@ -25,7 +25,6 @@ class ConstraintCallTest : public FrontendTest {
     options_.grammars = grammars_.get();
     StartServer();
   }
-  void TearDown() override { server_.reset(); }
 
   static v1::GenerateRequest Constrained(const std::string& regex) {
     v1::GenerateRequest request = Request();
@@ -33,7 +32,8 @@ class ConstraintCallTest : public FrontendTest {
     return request;
   }
   void AwaitWaiting(size_t constraints) {
-    while (grammars_->waiting() != constraints) std::this_thread::yield();
+    AwaitTrue(absl::StrCat(constraints, " constraints that wait"),
+              [&] { return grammars_->waiting() == constraints; });
   }
 
   std::unique_ptr<GrammarCompiler> grammars_;

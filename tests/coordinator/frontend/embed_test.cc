@@ -49,7 +49,7 @@ class EmbedTest : public FrontendTest {
   }
   // All are cancelled, one after the other; this one is the last.
   void AwaitCancelOf(const std::string& last) {
-    while (engine_.AwaitCancel() != last) std::this_thread::yield();
+    AwaitTrue("the cancel of " + last, [&] { return engine_.AwaitCancel() == last; });
   }
   // The answer to a request of one input whose vector the engine gives.
   std::vector<float> Answer(const v1::EmbedRequest& request, const std::vector<float>& pooled) {

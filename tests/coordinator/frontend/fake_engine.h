@@ -1,6 +1,8 @@
 // An Engine whose requests the test plays itself: it sees what was submitted and calls the sinks.
+// What the test leaves without an end gets one in EndAll, for a server waits for its calls.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -13,6 +15,8 @@
 
 #include "coordinator/engine/engine.h"
 #include "coordinator/engine/engine_metrics.h"
+#include "kernels/base/check.h"
+#include "tests/support/await.h"
 
 namespace bitshard {
 
@@ -29,7 +33,8 @@ class FakeEngine : public Engine {
                                        std::shared_ptr<RequestSink> sink) override {
     std::lock_guard<std::mutex> lock(mu_);
     if (!refusal_.ok()) return refusal_;
-    submitted_.push_back({std::move(request), std::move(sink)});
+    sinks_.push_back(std::make_shared<EndedOnce>(std::move(sink)));
+    submitted_.push_back({std::move(request), sinks_.back()});
     changed_.notify_all();
     return submitted_.size();
   }
@@ -63,13 +68,13 @@ class FakeEngine : public Engine {
   // Waits until that many requests have been submitted; returns the last of these.
   Submitted Await(size_t count = 1) {
     std::unique_lock<std::mutex> lock(mu_);
-    changed_.wait(lock, [&] { return submitted_.size() >= count; });
+    AwaitChange(lock, absl::StrCat("request ", count), [&] { return submitted_.size() >= count; });
     return submitted_[count - 1];
   }
   // The last one that was cancelled, as "#<handle>", or aborted, as "<caller>/<request_id>".
   std::string AwaitCancel() {
     std::unique_lock<std::mutex> lock(mu_);
-    changed_.wait(lock, [&] { return !cancelled_.empty(); });
+    AwaitChange(lock, "a cancel", [&] { return !cancelled_.empty(); });
     return cancelled_.back();
   }
   size_t submitted() const {
@@ -88,8 +93,20 @@ class FakeEngine : public Engine {
   // Lets go of the sinks.
   void ForgetAll() {
     std::vector<Submitted> submitted;
+    std::vector<std::shared_ptr<EndedOnce>> sinks;
     std::lock_guard<std::mutex> lock(mu_);
     submitted.swap(submitted_);
+    sinks.swap(sinks_);
+  }
+  // Ends what has no end; nothing is taken any more.
+  void EndAll() {
+    set_refusal(absl::CancelledError("the test is over"));
+    std::vector<std::shared_ptr<EndedOnce>> sinks;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      sinks = sinks_;
+    }
+    for (const auto& sink : sinks) sink->EndIfLeft();
   }
 
   static TokenDelta Delta(uint32_t index, const std::string& text, uint32_t choice = 0) {
@@ -117,9 +134,37 @@ class FakeEngine : public Engine {
   }
 
  private:
+  class EndedOnce : public RequestSink {
+   public:
+    explicit EndedOnce(std::shared_ptr<RequestSink> sink) : sink_(std::move(sink)) {}
+    void OnAdmitted() override { sink_->OnAdmitted(); }
+    void OnStatus(const RequestStatus& status) override { sink_->OnStatus(status); }
+    void OnDelta(TokenDelta delta) override { sink_->OnDelta(std::move(delta)); }
+    void OnChoiceEnd(RequestEnd end) override { sink_->OnChoiceEnd(std::move(end)); }
+    void OnEnd(RequestEnd end) override {
+      ended_ = true;
+      sink_->OnEnd(std::move(end));
+    }
+    void EndIfLeft() {
+      if (!ended_) OnEnd(Failed(absl::CancelledError("the test is over")));
+    }
+
+   private:
+    const std::shared_ptr<RequestSink> sink_;
+    std::atomic<bool> ended_{false};
+  };
+
+  template <typename Condition>
+  void AwaitChange(std::unique_lock<std::mutex>& lock, const std::string& what,
+                   const Condition& condition) {
+    CHECK(changed_.wait_for(lock, absl::ToChronoSeconds(kAwaitPatience), condition))
+        << "it never came: " << what;
+  }
+
   mutable std::mutex mu_;
   std::condition_variable changed_;
   std::vector<Submitted> submitted_;
+  std::vector<std::shared_ptr<EndedOnce>> sinks_;  // of these
   std::vector<std::string> cancelled_;
   absl::Status refusal_;
   EngineStats stats_;

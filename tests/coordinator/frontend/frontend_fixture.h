@@ -2,7 +2,6 @@
 // tests have in common.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -25,6 +24,7 @@
 #include "proto/status_details.h"
 #include "proto/status_map.h"
 #include "tests/coordinator/frontend/fake_engine.h"
+#include "tests/support/await.h"
 #include "tests/support/byte_tokenizer.h"
 
 namespace bitshard {
@@ -66,7 +66,8 @@ class RecordedMetrics : public NullEngineMetrics {
   // A count that doesn't come fails by name, before the test's time is over.
   void Await(const std::string& what, int64_t times) {
     std::unique_lock<std::mutex> lock(mu_);
-    changed_.wait_for(lock, std::chrono::seconds(40), [&] { return counts_[what] >= times; });
+    changed_.wait_for(lock, absl::ToChronoSeconds(kAwaitPatience),
+                      [&] { return counts_[what] >= times; });
     EXPECT_EQ(counts_[what], times) << what;
   }
 
@@ -100,6 +101,12 @@ class FrontendTest : public ::testing::Test {
     EXPECT_TRUE(chat.ok()) << chat.status();
     chat_template_ = *std::move(chat);
     model_.chat_template = &*chat_template_;
+  }
+
+  // A server that goes waits for its calls.
+  void TearDown() override {
+    engine_.EndAll();
+    server_.reset();
   }
 
   void StartServer() {

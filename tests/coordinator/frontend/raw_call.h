@@ -8,9 +8,12 @@
 #include <optional>
 #include <string>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <gtest/gtest.h>
+
+#include "tests/support/await.h"
 
 namespace bitshard {
 
@@ -50,6 +53,8 @@ class RawCall {
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval patience{absl::ToInt64Seconds(kAwaitPatience), 0};
+    EXPECT_EQ(::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
     EXPECT_EQ(::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
   }
   ~RawCall() { ::close(socket_); }
@@ -98,7 +103,7 @@ class RawCall {
     std::string out(bytes, '\0');
     if (bytes > 0 &&
         ::recv(socket_, out.data(), bytes, MSG_WAITALL) != static_cast<ssize_t>(bytes)) {
-      ADD_FAILURE() << "the connection ended before the trailers";
+      ADD_FAILURE() << "the connection ended before the trailers, or they never came";
       return "";
     }
     return out;

@@ -28,6 +28,7 @@
 #include "kernels/base/log.h"
 #include "proto/inference.grpc.pb.h"
 #include "tests/coordinator/text/golden_tokenizer.h"
+#include "tests/support/await.h"
 #include "tests/support/fake_executor.h"
 
 namespace bitshard {
@@ -240,7 +241,8 @@ class StreamedText : public testing::TestWithParam<const char*> {
     options.vocab_size = vocabulary_;
     engine_ = Engine::Create(options, tokenizer_.get(), &*executor_, &metrics_);
     engine_->Start();
-    while (engine_->Stats().group != EngineStats::GroupState::kReady) std::this_thread::yield();
+    AwaitTrue("a group that is ready",
+              [this] { return engine_->Stats().group == EngineStats::GroupState::kReady; });
 
     model_.names = {"model"};
     model_.context_tokens = options.context_tokens;

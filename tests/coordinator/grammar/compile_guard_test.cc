@@ -11,6 +11,7 @@
 #include "coordinator/grammar/framed_pipe.h"
 #include "proto/status_details.h"
 #include "tests/coordinator/grammar/compiler_fixture.h"
+#include "tests/support/await.h"
 
 namespace bitshard {
 namespace {
@@ -95,7 +96,7 @@ TEST(CompileGuard, AnInterruptEndsTheTryAtHandAndThoseAfterItUntilItIsRearmed) {
                      CompilerOptions(/*hang=*/true).limits);
   absl::Status status;
   std::thread trying([&] { status = guard.Try(Regex("a")); });
-  while (guard.pid() == 0) std::this_thread::yield();
+  AwaitTrue("a guard process", [&] { return guard.pid() != 0; });
   guard.Interrupt();
   trying.join();
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
@@ -103,7 +104,7 @@ TEST(CompileGuard, AnInterruptEndsTheTryAtHandAndThoseAfterItUntilItIsRearmed) {
   EXPECT_EQ(guard.pid(), 0);
   guard.Rearm();
   std::thread again([&] { status = guard.Try(Regex("a")); });
-  while (guard.pid() == 0) std::this_thread::yield();
+  AwaitTrue("a guard process", [&] { return guard.pid() != 0; });
   guard.Interrupt();
   again.join();
 }

@@ -10,6 +10,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "coordinator/grammar/grammar_compiler.h"
+#include "tests/support/await.h"
 #include "tests/support/byte_tokenizer.h"
 
 namespace bitshard {
@@ -47,7 +48,7 @@ struct Answer {
     };
   }
   const GrammarCompiler::Result& Await() {
-    done.WaitForNotification();
+    AwaitNotified(done, "an answer of the compiler", absl::Minutes(2));
     return result;
   }
   absl::Notification done;

@@ -11,6 +11,7 @@
 
 #include "proto/status_details.h"
 #include "tests/coordinator/grammar/compiler_fixture.h"
+#include "tests/support/await.h"
 
 namespace bitshard {
 namespace {
@@ -126,7 +127,7 @@ TEST(GrammarCompiler, CompilesOnceForAllWhoAskAndBoundsItsQueue) {
   Answer a, b, b2, c, d, refused;
   GrammarCompiler compiler(Vocabulary(), options);
   compiler.Compile(Regex("a"), "", a.Taker());
-  held.WaitForNotification();
+  AwaitNotified(held, "the first constraint");
   compiler.Compile(Regex("b"), "", b.Taker());
   compiler.Compile(Regex("c"), "", c.Taker());
   compiler.Compile(Regex("b"), "", b2.Taker());
@@ -158,7 +159,7 @@ TEST(GrammarCompiler, BoundsWhoWaitsForTheSameConstraint) {
   Answer a, b, c, d;
   GrammarCompiler compiler(Vocabulary(), options);
   compiler.Compile(Regex("a"), "", a.Taker());
-  held.WaitForNotification();
+  AwaitNotified(held, "the first constraint");
   compiler.Compile(Regex("a"), "", b.Taker());
   compiler.Compile(Regex("a"), "", c.Taker());
   ASSERT_TRUE(c.done.HasBeenNotified());
@@ -181,7 +182,7 @@ TEST(GrammarCompiler, StopAnswersWhoWaitsForTheConstraintAtHand) {
   Answer a, b;
   GrammarCompiler compiler(Vocabulary(), options);
   compiler.Compile(Regex("a"), "", a.Taker());
-  held.WaitForNotification();
+  AwaitNotified(held, "the first constraint");
   compiler.Stop();
   ASSERT_TRUE(a.done.HasBeenNotified());
   EXPECT_EQ(a.result.status().code(), absl::StatusCode::kUnavailable);
@@ -202,7 +203,7 @@ TEST(GrammarCompiler, WhatWaitsAtItsEndIsTold) {
   Answer a, b;
   auto compiler = std::make_unique<GrammarCompiler>(Vocabulary(), options);
   compiler->Compile(Regex("a"), "", a.Taker());
-  held.WaitForNotification();
+  AwaitNotified(held, "the first constraint");
   compiler->Compile(Regex("b"), "", [&](const GrammarCompiler::Result& r) {
     b.Taker()(r);
     hold.Notify();

@@ -18,6 +18,7 @@
 #include "coordinator/stack_thread.h"
 #include "proto/status_details.h"
 #include "tests/coordinator/grammar/compiler_fixture.h"
+#include "tests/support/await.h"
 
 namespace bitshard {
 namespace {
@@ -82,7 +83,7 @@ TEST(GrammarLoad, WhatNobodyWaitsForAnyMoreIsNotCompiled) {
   Answer a, b, c, c2;
   GrammarCompiler compiler(Vocabulary(), options);
   compiler.Compile(Regex("a"), "x", a.Taker());
-  hold.held.WaitForNotification();
+  AwaitNotified(hold.held, "the first constraint");
   const auto b_ticket = compiler.Compile(Regex("b"), "x", b.Taker());
   const auto c_ticket = compiler.Compile(Regex("c"), "x", c.Taker());
   compiler.Compile(Regex("c"), "y", c2.Taker());
@@ -109,7 +110,7 @@ TEST(GrammarLoad, ATryIsKilledWithItsLastCaller) {
     const Constraint constraint = Regex(absl::StrCat("a", i));
     const auto first_ticket = compiler.Compile(constraint, "x", first.Taker());
     const auto second_ticket = compiler.Compile(constraint, "y", second.Taker());
-    while (compiler.waiting() > 0) std::this_thread::yield();
+    AwaitTrue("an empty queue", [&] { return compiler.waiting() == 0; });
     compiler.Cancel(first_ticket);
     EXPECT_FALSE(second.done.HasBeenNotified());
     compiler.Cancel(second_ticket);
@@ -126,7 +127,7 @@ TEST(GrammarLoad, AConstraintThatWasDroppedIsTriedAnewForTheNext) {
   Answer gone, next;
   GrammarCompiler compiler(Vocabulary(), options);
   const auto ticket = compiler.Compile(Regex("a"), "x", gone.Taker());
-  while (compiler.waiting() > 0) std::this_thread::yield();
+  AwaitTrue("an empty queue", [&] { return compiler.waiting() == 0; });
   compiler.Cancel(ticket);
   compiler.Compile(Regex("a"), "x", next.Taker());
   EXPECT_EQ(next.Await().status().code(), absl::StatusCode::kUnavailable)
@@ -153,11 +154,11 @@ TEST(GrammarLoad, TenantsTakeTurns) {
     });
   };
   compile("first", "many");
-  hold.held.WaitForNotification();
+  AwaitNotified(hold.held, "the first constraint");
   for (int i = 0; i < 10; ++i) compile(absl::StrCat("m", i), "many");
   compile("single", "one");
   hold.release.Notify();
-  all.WaitForNotification();
+  AwaitNotified(all, "the answers to all");
   const auto single = std::find(order.begin(), order.end(), "one") - order.begin();
   EXPECT_LE(single, 2) << "after the one at hand and one more";
 }
@@ -177,7 +178,7 @@ TEST(GrammarLoad, OneTenantNeverHasAllThreads) {
   GrammarCompiler compiler(Vocabulary(), options);
   compiler.Compile(Regex("a"), "x", a.Taker());
   compiler.Compile(Regex("b"), "x", b.Taker());
-  while (regexes == 0) std::this_thread::yield();
+  AwaitTrue("a regex that is compiled", [&] { return regexes > 0; });
   compiler.Compile({Constraint::Kind::kChoice, "", {"yes", "no"}}, "y", other.Taker());
   EXPECT_TRUE(other.Await().ok());
   EXPECT_EQ(regexes, 1);
@@ -205,7 +206,7 @@ TEST(GrammarLoad, ATenantsShareOfTheQueueIsItsOwn) {
            RetryDelay(answer.result.status()).has_value();
   };
   compile("a", "x");
-  hold.held.WaitForNotification();
+  AwaitNotified(hold.held, "the first constraint");
   compile("b", "x");
   compile("c", "x");
   EXPECT_TRUE(refused(compile("d", "x")));
@@ -254,7 +255,7 @@ TEST(GrammarLoad, TheEndDoesNotWaitForWhatIsTried) {
   auto compiler = std::make_unique<GrammarCompiler>(Vocabulary(), options);
   compiler->Compile(Regex("a"), "x", a.Taker());
   compiler->Compile(Regex("b"), "y", b.Taker());
-  while (compiler->waiting() > 0) std::this_thread::yield();
+  AwaitTrue("an empty queue", [&] { return compiler->waiting() == 0; });
   compiler.reset();  // the tries go on for an hour
   for (Answer* answer : {&a, &b}) {
     EXPECT_EQ(answer->Await().status().code(), absl::StatusCode::kUnavailable);

@@ -16,6 +16,7 @@
 #include "coordinator/shard/shard.h"
 #include "coordinator/synthetic/shapes.h"
 #include "coordinator/text/tokenizer.h"
+#include "kernels/formats/format.h"
 #include "tests/support/test_paths.h"
 
 namespace bitshard {
@@ -76,6 +77,26 @@ TEST(SyntheticCheckpoint, OptionsCountBeforeTheConfig) {
   EXPECT_EQ(format("bits=3,group=64", "lm_head.weight"), "bf16");
   EXPECT_EQ(format("bits=3,group=64", "model.embed_tokens.weight"), "bf16");
   EXPECT_EQ(format("bits=3,group=64", "model.norm.weight"), "bf16");
+}
+
+TEST(SyntheticCheckpoint, EveryFormatMayBeThatOfTheLayers) {
+  std::vector<std::string> names = {"ct_int3 group=64 scale=f16 asym padded",
+                                    "ct_int8 channel scale=f32 sym"};
+  for (const WeightFormat* format : AllFormats()) names.push_back(format->name());
+  EXPECT_GE(names.size(), 15u);
+  for (const std::string& name : names) {
+    const auto tensors = Tensors(Open("synthetic:format=" + name + ":llama-3.2-1b"));
+    EXPECT_EQ(tensors.at("model.layers.1.mlp.down_proj.weight").format, name);
+    EXPECT_EQ(tensors.at("model.layers.0.self_attn.q_proj.weight").format, name);
+    EXPECT_EQ(tensors.at("model.embed_tokens.weight").format, "bf16") << name;
+    EXPECT_EQ(tensors.at("model.norm.weight").format, "bf16") << name;
+  }
+  // The format counts before the config's own.
+  const std::string config = GoldenModel("ct-int5-g32-g128");
+  EXPECT_EQ(Tensors(Open("synthetic:format=q8_0:" + config))
+                .at("model.layers.1.mlp.down_proj.weight")
+                .format,
+            "q8_0");
 }
 
 // As the models' publishers count their parameters.
@@ -179,6 +200,9 @@ TEST(SyntheticCheckpoint, WhatCannotBeMadeSaysWhy) {
            {":" + WriteConfig("half.json", llama + R"(, "torch_dtype": "float8"})"), "float8"},
            {":" + gptq, "gptq"},
            {"bits=4,group=96:" + good, "group size 96"},
+           {"format=q4_k:" + good, "whole blocks of 256"},
+           {"format=q9_k:" + good, "'q9_k' is not supported; supported are"},
+           {"format=ct_int9 channel scale=bf16 sym:" + good, "is not supported"},
            {"shard=1/3:" + WriteConfig("ten.json", Llama(10, 2, 512) + "}"), "no whole heads"},
            {"shard=0/900:" + good, "900"},
            {"bits=4,group=64,shard=0/2:" + good, "group size 64"}}) {

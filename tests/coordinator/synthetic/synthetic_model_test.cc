@@ -35,6 +35,20 @@ TEST(SyntheticModel, WhatIsSpelledIsRead) {
   EXPECT_EQ(read->seed, model.seed);
 }
 
+TEST(SyntheticModel, AFormatMayBeNamed) {
+  SyntheticModel model;
+  model.config = "llama-3.1-8b";
+  model.format = "ct_int4 group=32 scale=f16 asym";
+  EXPECT_EQ(Spelled(model), "synthetic:format=ct_int4 group=32 scale=f16 asym:llama-3.1-8b");
+  const auto read = ParseSyntheticModel(Spelled(model));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->format, model.format);
+  EXPECT_EQ(read->config, model.config);
+  EXPECT_EQ(read->Describe(), "synthetic weights in format ct_int4 group=32 scale=f16 asym");
+  model.format = "q4_k,bits=4";
+  EXPECT_FALSE(CheckSyntheticModel(model).ok());
+}
+
 TEST(SyntheticModel, OptionsMayBeMissing) {
   const auto read = ParseSyntheticModel("synthetic::llama-3.1-8b");
   ASSERT_TRUE(read.ok()) << read.status();
@@ -65,6 +79,10 @@ TEST(SyntheticModel, WhatCannotBeReadIsNamed) {
            {"synthetic:shard=0/2000:a", "shard=0/2000"},
            {"synthetic:shard=3:a", "I of N"},
            {"synthetic:seed=-1:a", "seed=-1"},
+           {"synthetic:format=:a", "q4_k"},
+           {"synthetic:format=q4_k,bits=4:a", "format=q4_k beside"},
+           {"synthetic:format=q4_k,group=32:a", "format=q4_k beside"},
+           {"synthetic:format=q4_k,asym:a", "format=q4_k beside"},
            {"synthetic:width=4:a", "width=4"}}) {
     const absl::Status status = ParseSyntheticModel(text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;

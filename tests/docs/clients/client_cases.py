@@ -11,14 +11,13 @@ import dataclasses
 import os
 import random
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 
 from chaos_proxy import UNCUT, ChaosProxy, Silent, mutual_tls
-from live_service import Service, Stream, golden_model, pb
+from live_service import Service, Stream, free_port, golden_model, pb
 
 PATIENCE_S = 60  # only a hang takes so long
 
@@ -198,19 +197,15 @@ class Cases:
         self.assertGreater(outcome.resumes, 1)
 
     def test_a_service_that_starts_is_waited_for_if_wanted(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         what = request(15)
-        for wait, code in ((False, "UNAVAILABLE"), (True, "DEADLINE_EXCEEDED")):
-            start = time.monotonic()
-            streamed = self.caller.generate(address(port), what, timeout=8, wait_for_ready=wait)
-            taken = time.monotonic() - start
-            whole = self.caller.complete(address(port), complete_request(what), timeout=4, wait_for_ready=wait)
+        for wait, code, timeout in ((False, "UNAVAILABLE", PATIENCE_S), (True, "DEADLINE_EXCEEDED", 4)):
+            streamed = self.caller.generate(address(port), what, timeout=timeout, wait_for_ready=wait)
+            whole = self.caller.complete(address(port), complete_request(what), timeout=timeout, wait_for_ready=wait)
             self.assertRegex(whole.message, r" \(after \d+\.\d s, 1 call\)$")
-            print(f"wait_for_ready={wait}: {taken:.1f} s, {streamed.message}")
+            print(f"wait_for_ready={wait}: {streamed.message}")
             self.assertEqual((streamed.code, whole.code), (code,) * 2, streamed.message)
-            self.assertEqual((streamed.resumes, taken >= 7.9), (0, wait))
+            self.assertEqual(streamed.resumes, 0)
 
     def test_a_call_without_time_says_so(self):
         streamed = self.caller.generate(address(self.port), request(16), timeout=0)

@@ -101,8 +101,12 @@ class PythonClientTest(Cases, unittest.TestCase):
             with bitshard.Client(target) as client:
                 # The one that is connected first gets all of them until the other is.
                 first = [sum(received(service)) for service in (other, self.service)]
-                while any(sum(received(service)) == count for service, count in zip((other, self.service), first)):
+
+                def both_answer():
                     client.complete(bitshard.pb.CompleteRequest(text="x", max_tokens=1), timeout=30)
+                    return all(sum(received(service)) > count for service, count in zip((other, self.service), first))
+
+                self._await(both_answer)
                 before = sum(received(other))
                 for _ in range(8):
                     client.complete(bitshard.pb.CompleteRequest(text="x", max_tokens=1), timeout=30)

@@ -65,14 +65,15 @@ class AttentionModel {
     const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     const uint64_t scratch_bytes = gpu.kernels().AttentionScratchBytes(
         config_.layout, config_.q_heads, kMaxTokens, longest + 700);
-    scratch_ = gpu.Upload(std::vector<uint8_t>(scratch_bytes, 0));
+    scratch_ = gpu.Empty(scratch_bytes);
     attention_.layout = config_.layout;
     attention_.q_heads = config_.q_heads;
     attention_.kv_head_of_q = heads_.as<int32_t>();
     attention_.scale = config_.scale;
     attention_.window = config_.window;
     attention_.cache = cache_.data();
-    attention_.scratch = scratch_bytes == 0 ? nullptr : scratch_.data();
+    attention_.scratch = scratch_.data();
+    attention_.scratch_bytes = scratch_bytes;
     attention_.max_context = longest + 700;  // more than there is: parts without work
   }
 

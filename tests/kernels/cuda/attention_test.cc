@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -138,12 +139,12 @@ TEST_P(CudaAttention, StepsOfAnyMakeGiveTheSameBits) {
     const std::vector<float> want_some(want.begin() + 3 * shape.q_width(),
                                        want.begin() + 16 * shape.q_width());
     EXPECT_TRUE(Same(model.Attend(some), want_some, model, some)) << "a part of them";
-    model.attention().scratch = nullptr;
+    model.attention().scratch_bytes = 0;
     EXPECT_TRUE(Same(model.Attend(tokens), want, model, tokens)) << "without scratch";
   }
 }
 
-// Parts end in any order; each call leaves the scratch ready for the next.
+// Parts end in any order; each call needs nothing of the one before it.
 TEST_P(CudaAttention, SplitContextsFoldInOrder) {
   const Shape shape = {"five chunks", 2, {0, 0, 0, 1}, 32};
   Model model(GetParam(), shape, {1100, 500}, 5000);
@@ -160,6 +161,28 @@ TEST_P(CudaAttention, SplitContextsFoldInOrder) {
                      {tokens[1]}));
   }
   emu::SetOptions({});
+}
+
+// The fold takes 32 chunks at once: as many as that behind the first, fewer, more, and half as many
+// again.
+TEST(CudaAttentionFold, OfManyChunksIsTheReferences) {
+  for (const int window : {0, 33 * kKvChunkTokens}) {
+    const Shape shape = {"a head", 1, {0}, 34, window};  // two warps' worth, with lanes over
+    Model model(KvType::kBf16, shape, {51 * kKvChunkTokens}, 5500);
+    // Chunk 32 has the largest score, on one side of 0 or the other.
+    for (int d = 0; d < shape.head_dim; ++d) {
+      float* const k = model.k(0).data() + (32 * kKvChunkTokens + 7) * shape.head_dim + d;
+      *k *= 8;
+      k[shape.head_dim] = -*k;
+    }
+    model.AppendOnCpu();
+    model.Append(model.AllTokens());
+    std::vector<Token> tokens;
+    for (const int chunks : {1, 2, 32, 33, 34, 51})
+      tokens.push_back({0, chunks * kKvChunkTokens - 1});
+    EXPECT_TRUE(Same(model.Attend(tokens), model.AttendOnCpu(tokens), model, tokens)) << window;
+  }
+  ExpectNoFindings();
 }
 
 TEST_P(CudaAttention, WhoeverSeesANonFiniteTokenGetsNanAndNobodyElse) {
@@ -217,27 +240,45 @@ TEST(CudaAttentionRefuses, HeadsThatNoKernelServes) {
 // Contexts are split for 2048 blocks, and queries put together where that loads K and V less often.
 TEST(CudaAttentionPlan, FillsALargeGpuAndNoMore) {
   const KvLayout layout = {.type = KvType::kBf16, .kv_heads = 8, .head_dim = 128};
-  cuda::AttendPlan plan = cuda::PlanAttend(layout, 32, 1, 1 << 19, 0, true);
+  constexpr uint64_t kPlenty = uint64_t{1} << 30;
+  cuda::AttendPlan plan = cuda::PlanAttend(layout, 32, 1, 1 << 19, 0, kPlenty);
   EXPECT_EQ(plan.tile_tokens, 1);
   EXPECT_EQ(plan.queries, 4);
   EXPECT_EQ(plan.chunks, 2048);
   EXPECT_EQ(plan.parts * 8, 2048);
-  EXPECT_EQ(cuda::PlanAttend(layout, 32, 1, 1 << 19, 0, false).parts, 1);
+  EXPECT_EQ(cuda::PlanAttend(layout, 32, 1, 1 << 19, 0, 0).parts, 1);
   // A window of two chunks touches three.
-  plan = cuda::PlanAttend(layout, 32, 1, 1 << 19, 512, true);
+  plan = cuda::PlanAttend(layout, 32, 1, 1 << 19, 512, kPlenty);
   EXPECT_EQ(plan.chunks, 3);
   EXPECT_EQ(plan.parts, 3);
   // Two tokens of a group of 4 at once; 1024 blocks a part.
-  plan = cuda::PlanAttend(layout, 32, 256, 2048, 0, true);
+  plan = cuda::PlanAttend(layout, 32, 256, 2048, 0, kPlenty);
   EXPECT_EQ(plan.tile_tokens, 2);
   EXPECT_EQ(plan.queries, 8);
   EXPECT_EQ(plan.parts, 2);
+  // Blocks enough for a large GPU, if not for an even end, and more than 64 MiB of partial results.
+  EXPECT_EQ(cuda::PlanAttend(layout, 32, 128, 1 << 15, 0, kPlenty).parts, 1);
+}
+
+// As many tokens as leave SMs without work are split for any context that there is memory for.
+TEST(CudaAttentionPlan, SplitsFewTokensOfLongContexts) {
+  const KvLayout whole = {.type = KvType::kBf16, .kv_heads = 8, .head_dim = 128};
+  const KvLayout eighth = {.type = KvType::kBf16, .kv_heads = 1, .head_dim = 128};
+  const int64_t context = 1 << 17;
+  for (const auto& [layout, q_heads, m] : {std::tuple(whole, 32, 8), std::tuple(eighth, 8, 32)}) {
+    const uint64_t bytes = cuda::AttendScratchBytes(layout, q_heads, m, context, uint64_t{1} << 30);
+    EXPECT_GT(bytes, uint64_t{64} << 20);
+    EXPECT_LT(bytes, uint64_t{80} << 20);
+    const cuda::AttendPlan plan = cuda::PlanAttend(layout, q_heads, m, context, 0, bytes);
+    EXPECT_EQ(plan.parts * m * layout.kv_heads, 2048);
+    EXPECT_EQ(cuda::PlanAttend(layout, q_heads, m, context, 0, bytes - 1).parts, 1);
+  }
 }
 
 TEST(CudaAttentionPlan, ATileOfTokensIsABlock) {
   Model model(KvType::kBf16, {"one head", 1, {0}, 16}, {64}, 7000);
   model.Append(model.AllTokens());
-  model.attention().scratch = nullptr;  // one part
+  model.attention().scratch_bytes = 0;  // one part
   emu::ResetCounters();
   model.Attend(Positions(0, 0, 64));
   const emu::Counters counters = emu::GetCounters();
@@ -255,7 +296,11 @@ TEST(CudaAttentionScratch, IsBoundedAndNothingForShortContexts) {
   const uint64_t one = kernels.AttentionScratchBytes(layout, 32, 1, 4096);
   EXPECT_GE(one, uint64_t{32} * 16 * 130 * sizeof(float));
   EXPECT_LE(one, uint64_t{32} * 16 * 130 * sizeof(float) + 65536);
-  EXPECT_LE(kernels.AttentionScratchBytes(layout, 64, 8192, 1 << 20), uint64_t{65} << 20);
+  EXPECT_LE(kernels.AttentionScratchBytes(layout, 64, 8192, 1 << 20), uint64_t{64} << 20);
+  const uint64_t most = uint64_t{1} << 30;
+  EXPECT_EQ(cuda::AttendScratchBytes(layout, 64, 8192, 1 << 20, most), most);
+  // Of shorter contexts only few rows are worth more than 64 MiB.
+  EXPECT_LT(cuda::AttendScratchBytes(layout, 32, 8192, 1 << 13, most), uint64_t{70} << 20);
 }
 
 }  // namespace

@@ -210,6 +210,24 @@ TEST_F(CudaDeviceTest, EverythingIsGivenBack) {
   EXPECT_EQ(fake::LiveObjects(), before);
 }
 
+TEST_F(CudaDeviceTest, AGraphHasItsMemoryBeforeItsFirstLaunch) {
+  Open({});
+  const DeviceBuffer buffer = device_->Alloc(10).value();
+  ASSERT_TRUE(device_->BeginCapture(*stream_).ok());
+  ASSERT_TRUE(device_->Fill(buffer.data(), 1, 10, *stream_).ok());
+  const auto graph = device_->EndCapture(*stream_).value();
+  const uint64_t before = fake::ObjectsMade();
+  ASSERT_TRUE(device_->Launch(*graph, *stream_).ok());
+  EXPECT_TRUE(device_->Sync(*stream_).ok());
+  EXPECT_EQ(fake::ObjectsMade(), before);
+
+  ASSERT_TRUE(device_->BeginCapture(*stream_).ok());
+  ASSERT_TRUE(device_->Fill(buffer.data(), 1, 10, *stream_).ok());
+  fake::FailCall("cudaGraphUpload", cudaErrorMemoryAllocation);
+  const absl::Status full = device_->EndCapture(*stream_).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+}
+
 TEST_F(CudaDeviceTest, AnAnswerOfNotYetIsNoError) {
   Open({});
   const auto event = device_->NewEvent().value();

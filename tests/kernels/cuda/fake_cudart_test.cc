@@ -258,7 +258,11 @@ TEST_F(FakeCudart, AGraphHoldsItsArgumentsByValue) {
   value = 100;
   ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
   ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  for (int i = 0; i < 4; ++i) ASSERT_EQ(cudaGraphLaunch(executable, b_), cudaSuccess);
+  const uint64_t before = ObjectsMade();
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_EQ(cudaGraphLaunch(executable, b_), cudaSuccess);
+    EXPECT_EQ(ObjectsMade(), before + 1) << "at the first launch, as nobody has uploaded it";
+  }
   ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
   EXPECT_EQ(read, 0);
   ASSERT_EQ(cudaStreamSynchronize(b_), cudaSuccess);

@@ -76,6 +76,38 @@ inline void ExpectNoFindings() {
   emu::ResetFindings();
 }
 
+class DeviceKernelTest : public testing::Test {
+ protected:
+  void TearDown() override { ExpectNoFindings(); }
+};
+
+// Integers with every kind of scale that formats have, and where these make a difference with each
+// of `groups`.
+inline std::vector<SpecForm> FormsOfWidth(int bits, const std::vector<int>& groups) {
+  using Kind = ScaleKind;
+  constexpr ScaleOffset kNone = ScaleOffset::kNone, kMin = ScaleOffset::kMin,
+                        kZero = ScaleOffset::kZero;
+  std::vector<SpecForm> forms;
+  for (const int group : groups) {
+    for (const Kind kind : {Kind::kF16, Kind::kBf16, Kind::kF32}) {
+      for (const ScaleOffset offset : {kNone, kMin, kZero})
+        forms.push_back({bits, group, kind, offset});
+    }
+  }
+  forms.push_back({bits, 32, Kind::kE8m0, kNone});
+  forms.push_back({bits, 16, Kind::kE4m3, kNone});
+  forms.push_back({bits, 64, Kind::kNested, kNone});
+  forms.push_back({bits, 16, Kind::kSuperS8, kNone});
+  forms.push_back({bits, 32, Kind::kSuperU8Min, kNone});
+  forms.push_back({bits, 16, Kind::kSuperU4Min, kNone});
+  forms.push_back({bits, 128, Kind::kF32, kNone, 0, 128});
+  forms.push_back({bits, 128, Kind::kBf16, kNone, 48, 8, 5});
+  forms.push_back({bits, 0, Kind::kF32, kNone, 0, 0});
+  forms.push_back({bits, 32, Kind::kF16, kMin, 16});  // begins inside a group of either kind
+  forms.push_back({bits, 16, Kind::kSuperS8, kNone, 240});
+  return forms;
+}
+
 class UploadedMatrix {
  public:
   explicit UploadedMatrix(const PackedMatrix& host) {
@@ -85,6 +117,32 @@ class UploadedMatrix {
     CopyInDeviceOrder(host, *layout, 0, layout->bytes, blob.data());
     blob_ = TestGpu::Get().Upload(blob);
     matrix_ = MatrixOnDevice(host, *layout, blob_.data());
+  }
+  // Row r is row r % host.rows(): quick, however many there are. REQUIRES: those of `host` are
+  // whole row tiles, or are all; each row has scales of its own.
+  UploadedMatrix(const PackedMatrix& host, int64_t rows) : UploadedMatrix(host) {
+    if (rows == host.rows()) return;
+    PackedSpec spec = host.spec();
+    CHECK(host.rows() % kTileRows == 0 && spec.block_rows == 1 && spec.scale != ScaleKind::kNested);
+    const auto small = LayoutOnDevice(spec);
+    CHECK_OK(small.status());
+    spec.rows = static_cast<uint64_t>(rows);
+    const auto large = LayoutOnDevice(spec);
+    CHECK_OK(large.status());
+    const auto tiles = TestGpu::Get().Download<uint8_t>(blob_, small->bytes);
+    std::vector<uint8_t> blob(large->bytes);
+    for (int64_t tile = 0; tile < (rows + kTileRows - 1) / kTileRows; ++tile) {
+      const int64_t from = tile % (host.rows() / kTileRows);
+      std::copy_n(&tiles[small->codes + from * small->tile_bytes], small->tile_bytes,
+                  blob.begin() + large->codes + tile * large->tile_bytes);
+      std::copy_n(tiles.begin() + small->scales + from * small->scale_tile_bytes,
+                  small->scale_tile_bytes,
+                  blob.begin() + large->scales + tile * large->scale_tile_bytes);
+    }
+    blob_ = TestGpu::Get().Upload(blob);
+    matrix_ = MatrixOnDevice(host, *large, blob_.data());
+    matrix_.spec = spec;
+    matrix_.scale.rows = rows;
   }
   const DeviceMatrix& get() const { return matrix_; }
 

@@ -15,10 +15,7 @@
 namespace bitshard {
 namespace {
 
-class CudaSegments : public testing::Test {
- protected:
-  void TearDown() override { ExpectNoFindings(); }
-};
+using CudaSegments = DeviceKernelTest;
 
 constexpr int64_t kTotal = 100;  // segments of the whole layer
 

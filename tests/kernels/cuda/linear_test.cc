@@ -2,6 +2,7 @@
 // however tokens, rows and matrices are put together.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
@@ -18,10 +19,7 @@
 namespace bitshard {
 namespace {
 
-class CudaLinear : public testing::Test {
- protected:
-  void TearDown() override { ExpectNoFindings(); }
-};
+using CudaLinear = DeviceKernelTest;
 
 struct Shape {
   uint64_t n, k;
@@ -34,29 +32,10 @@ constexpr int64_t kMostTokens = 33;
 
 // Every width with every group and kind of scale that formats have.
 std::vector<SpecForm> SweepForms() {
-  using Kind = ScaleKind;
-  constexpr ScaleOffset kNone = ScaleOffset::kNone, kMin = ScaleOffset::kMin,
-                        kZero = ScaleOffset::kZero;
   std::vector<SpecForm> forms;
   for (int bits = 2; bits <= 8; ++bits) {
-    for (const int group : {32, 64, 128, 0}) {
-      for (const Kind kind : {Kind::kF16, Kind::kBf16, Kind::kF32}) {
-        for (const ScaleOffset offset : {kNone, kMin, kZero})
-          forms.push_back({bits, group, kind, offset});
-      }
-    }
-    forms.push_back({bits, 32, Kind::kE8m0, kNone});
-    forms.push_back({bits, 16, Kind::kE4m3, kNone});
-    forms.push_back({bits, 64, Kind::kNested, kNone});
-    forms.push_back({bits, 16, Kind::kSuperS8, kNone});
-    forms.push_back({bits, 32, Kind::kSuperU8Min, kNone});
-    forms.push_back({bits, 16, Kind::kSuperU4Min, kNone});
-    forms.push_back({bits, 128, Kind::kF32, kNone, 0, 128});
-    forms.push_back({bits, 128, Kind::kBf16, kNone, 48, 8, 5});
-    forms.push_back({bits, 0, Kind::kF32, kNone, 0, 0});
-    forms.push_back({bits, 32, Kind::kF16, kMin, 16});  // begins inside a group
-    forms.push_back({bits, 64, Kind::kBf16, kZero, 48});
-    forms.push_back({bits, 16, Kind::kSuperS8, kNone, 240});
+    for (const SpecForm& form : FormsOfWidth(bits, {32, 64, 128, 0})) forms.push_back(form);
+    forms.push_back({bits, 64, ScaleKind::kBf16, ScaleOffset::kZero, 48});
   }
   return forms;
 }
@@ -148,12 +127,48 @@ TEST_F(CudaLinear, ManyTokensGiveTheBitsOfFew) {
   }
 }
 
+// Sums too small for a number are zeros that keep their sign, whichever kernel adds up the parts.
+TEST_F(CudaLinear, SumsBelowAllNumbersHaveTheirSignForManyTokensAndFew) {
+  constexpr int64_t kMany = 257, kFew = 33, kCols = 90;
+  RawMatrix raw = RandomRaw(IntSpec(16, kCols, {4, 32}), 1400);
+  const uint16_t smallest_half = 1;
+  for (size_t i = 0; i < raw.scales.size(); i += sizeof(smallest_half))
+    std::memcpy(raw.scales.data() + i, &smallest_half, sizeof(smallest_half));
+  const PackedMatrix w = Pack(raw);
+  const std::vector<float> x = RandomFloats(kMany * kCols, 1401, 0x1p-134f);
+  const LinearResult many = RunLinear(w, HostActivations(x, kMany, kCols, 0));
+  const LinearResult few =
+      RunLinear(w, HostActivations(SomeTokens(x, kCols, 0, kFew), kFew, kCols, 0));
+  int negative_zeros = 0;
+  for (int64_t i = 0; i < kFew * w.rows(); ++i) {
+    ASSERT_TRUE(SameBits(few.y[i], many.y[i])) << i << ": " << few.y[i] << " and " << many.y[i];
+    negative_zeros += few.y[i] == 0 && std::signbit(few.y[i]) ? 1 : 0;
+  }
+  EXPECT_GT(negative_zeros, 0);
+}
+
+// With `rows` rows, of which row r is w's row r % w.rows().
+std::vector<float> RunRepeated(const PackedMatrix& w, int64_t rows, const HostActivations& x) {
+  TestGpu& gpu = TestGpu::Get();
+  const UploadedMatrix w_there(w, rows);
+  const UploadedActivations x_there(x);
+  const DeviceBuffer y = gpu.Empty(x.m * rows * sizeof(float));
+  DeviceLinear member;
+  member.w = &w_there.get();
+  member.y = y.as<float>();
+  member.stride = rows;
+  CHECK_OK(gpu.kernels().Linear({&member, 1}, x_there.get(), x.m, gpu.stream()));
+  return gpu.Download<float>(y, x.m * rows);
+}
+
 // So many rows that a warp takes two row tiles at once, the last one without its second, and so
-// many columns that a warp goes through its tiles in more than one round. A few of the rows alone
-// are computed one row tile a warp.
+// many columns that a warp goes through its tiles in more than one round. They are the same three
+// row tiles again and again, as large matrices take a host long; alone they are computed one row
+// tile a warp.
 TEST_F(CudaLinear, TwoRowTilesAWarpGiveTheBitsOfOne) {
   const uint64_t blocks = 2 * static_cast<uint64_t>(TestGpu::Get().multiprocessors());
-  const uint64_t n = 32 * blocks - 24, k = 64 * (8 * 7 + 3);
+  const auto n = static_cast<int64_t>(32 * blocks - 24);
+  constexpr uint64_t k = 64 * (8 * 7 + 3);
   constexpr ScaleOffset kNone = ScaleOffset::kNone, kZero = ScaleOffset::kZero;
   uint32_t seed = 1500;
   for (const SpecForm& form : std::vector<SpecForm>{{2, 128, ScaleKind::kF16, kNone},
@@ -163,29 +178,27 @@ TEST_F(CudaLinear, TwoRowTilesAWarpGiveTheBitsOfOne) {
                                                     {6, 0, ScaleKind::kBf16, kNone},
                                                     {7, 64, ScaleKind::kF16, kNone},
                                                     {8, 128, ScaleKind::kBf16, kZero}}) {
-    const RawMatrix raw = RandomRaw(IntSpec(n, k, form), ++seed);
+    const PackedMatrix w = RandomMatrix(IntSpec(3 * kTileRows, k, form), ++seed);
+    const std::string name = w.spec().Describe();
     const int64_t m = seed % 2 == 0 ? 7 : 16;
     const HostActivations x(RandomFloats(m * k, seed), m, static_cast<int64_t>(k), 0);
     emu::ResetCounters();
-    const LinearResult whole = RunLinear(Pack(raw), x);
+    const std::vector<float> whole = RunRepeated(w, n, x);
     const emu::Counters counters = emu::GetCounters();
     if (counters.launches > 0) {  // none are counted on a GPU
-      EXPECT_EQ(counters.blocks, blocks) << raw.spec.Describe();
+      EXPECT_EQ(counters.blocks, blocks) << name;
     }
-    for (const auto& [begin, end] : {std::pair<uint64_t, uint64_t>{0, 33}, {n - 40, n}}) {
-      const PackedMatrix w = Pack(CutRows(raw, begin, end));
-      const LinearResult part = RunLinear(w, x);
-      for (int64_t i = 0; i < m * w.rows(); ++i) {
-        const auto token = static_cast<uint64_t>(i / w.rows()), row = begin + i % w.rows();
-        ASSERT_TRUE(SameBits(part.y[i], whole.y[token * n + row]))
-            << raw.spec.Describe() << " m=" << m << " token " << token << " row " << row << ": "
-            << part.y[i] << " and " << whole.y[token * n + row];
-      }
-      const double error = NormError(
-          w, x, [&](int64_t token, int64_t row) { return part.y[token * w.rows() + row]; });
-      EXPECT_LE(error, LinearErrorBound(x.cols, form.group_size == 0 ? x.cols : form.group_size))
-          << raw.spec.Describe();
+    const LinearResult part = RunLinear(w, x);
+    for (int64_t i = 0; i < m * n; ++i) {
+      const int64_t token = i / n, row = i % n;
+      const float alone = part.y[token * w.rows() + row % w.rows()];
+      ASSERT_TRUE(SameBits(whole[i], alone)) << name << " m=" << m << " token " << token << " row "
+                                             << row << ": " << whole[i] << " and " << alone;
     }
+    const double error =
+        NormError(w, x, [&](int64_t token, int64_t row) { return part.y[token * w.rows() + row]; });
+    EXPECT_LE(error, LinearErrorBound(x.cols, form.group_size == 0 ? x.cols : form.group_size))
+        << name;
   }
 }
 

@@ -13,10 +13,7 @@
 namespace bitshard {
 namespace {
 
-class CudaLinearWgmma : public testing::Test {
- protected:
-  void TearDown() override { ExpectNoFindings(); }
-};
+using CudaLinearWgmma = DeviceKernelTest;
 
 std::vector<LinearResult> RunFree(const std::vector<const PackedMatrix*>& matrices,
                                   const HostActivations& x, const std::vector<float>& bias = {},
@@ -102,6 +99,29 @@ TEST_F(CudaLinearWgmma, WhatItDoesNotServeKeepsItsBits) {
   const PackedMatrix w = RandomInts(40, k, {4, 128, ScaleKind::kF16, kZero}, 8);
   const HostActivations few(RandomFloats(255 * k, 9), 255, k, 0);
   EXPECT_TRUE(SameBits(RunFree({&w}, few)[0], RunLinear(w, few)));
+}
+
+// The choice names the kernel where it takes large steps, and only there.
+TEST_F(CudaLinearWgmma, TheChoiceNamesTheKernelsOfDecodeAndPrefill) {
+  const auto kernel = [](const PackedSpec& spec, bool deterministic = false, int64_t segment = 0,
+                         ActivationMode mode = ActivationMode::kA16) {
+    return TestGpu::Get().kernels().ChooseLinear(spec, segment, mode, deterministic)->kernel;
+  };
+  const PackedSpec served = IntSpec(64, 256, {3, 64, ScaleKind::kBf16, kZero, 64});
+  if (kernel(served) == "cuda/linear_w3") GTEST_SKIP() << "no wgmma on this GPU";
+  EXPECT_EQ(kernel(served), "cuda/linear_w3; prefill: cuda/linear_wgmma_w3");
+  EXPECT_EQ(kernel(served, /*deterministic=*/true), "cuda/linear_w3");
+  EXPECT_EQ(kernel(served, false, /*segment=*/64), "cuda/linear_w3");
+  EXPECT_EQ(kernel(served, false, /*segment=*/24), "cuda/linear_plain");
+  EXPECT_EQ(kernel(served, false, 0, ActivationMode::kA8), "cuda/linear_w3_a8");
+  for (const SpecForm& form :
+       {SpecForm{3, 32, ScaleKind::kF16, kNone}, SpecForm{3, 64, ScaleKind::kF16, kMin},
+        SpecForm{3, 64, ScaleKind::kF32, kNone}, SpecForm{3, 64, ScaleKind::kF16, kNone, 16},
+        SpecForm{3, 128, ScaleKind::kBf16, kNone, 48, 8, 5}}) {
+    const PackedSpec spec = IntSpec(64, 256, form);
+    EXPECT_EQ(kernel(spec), "cuda/linear_w3") << spec.Describe();
+  }
+  EXPECT_EQ(kernel({.rows = 64, .cols = 256, .type = PackedSpec::Type::kBf16}), "cuda/linear_bf16");
 }
 
 TEST_F(CudaLinearWgmma, ATokenThatIsNotFiniteSpoilsItselfAlone) {

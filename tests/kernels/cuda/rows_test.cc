@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -259,11 +260,51 @@ TEST_F(CudaRows, AddAndGatherRows) {
   EXPECT_EQ(gpu.Download<float>(out, picked.size()), picked);
 }
 
-TEST_F(CudaRows, MarkStoresOneWord) {
+// The counts behind a matrix's sums, whichever kernel makes its form; those beside them stay.
+TEST_F(CudaRows, CountsAreClearedWithTheForm) {
   TestGpu& gpu = TestGpu::Get();
-  const DeviceBuffer words = gpu.Upload(std::vector<uint64_t>{1, 2, 3});
-  CHECK_OK(gpu.kernels().Mark(words.as<uint64_t>() + 1, 0x123456789abcdefull, gpu.stream()));
-  EXPECT_EQ(gpu.Download<uint64_t>(words, 3), (std::vector<uint64_t>{1, 0x123456789abcdefull, 3}));
+  constexpr int64_t kRows = 3, kCols = 640;
+  const DeviceBuffer in = gpu.Upload(RandomFloats(kRows * kCols, 70));
+  const DeviceBuffer y = gpu.Empty(kRows * kCols * sizeof(float));
+  const DeviceBuffer records = gpu.Empty(kRows * kCols / 64 * kA8RecordBytes);
+  const std::vector<int64_t> dirty = {7, 1, -1, 5, 7}, cleared = {7, 0, 0, 0, 7};
+  for (const auto& [segment_cols, half, a8] : {std::tuple(0, true, false),
+                                               {64, true, false},
+                                               {24, true, false},
+                                               {0, false, true},
+                                               {64, false, true},
+                                               {64, true, true}}) {
+    for (const auto* const way : {"prepare", "gated", "gated with y"}) {
+      DeviceForm form(kRows, kCols, segment_cols, half, false);
+      if (a8) form.form.a8 = records.as<uint8_t>();
+      const DeviceBuffer counts = gpu.Upload(dirty);
+      form.form.counts = counts.as<int64_t>() + 1;
+      DeviceGated gated;
+      gated.gate = gated.up = in.as<float>();
+      gated.in_stride = gated.width = kCols;
+      gated.y = way == std::string("gated with y") ? y.as<float>() : nullptr;
+      gated.prepared = &form.form;
+      gated.m = kRows;
+      CHECK_OK(way == std::string("prepare")
+                   ? gpu.kernels().Prepare(in.as<float>(), kCols, kRows, form.form, gpu.stream())
+                   : gpu.kernels().Gated(gated, gpu.stream()));
+      EXPECT_EQ(gpu.Download<int64_t>(counts, dirty.size()), cleared)
+          << way << " " << segment_cols << " " << half << a8;
+    }
+  }
+  const DeviceBuffer counts = gpu.Upload(dirty);
+  DeviceForm values(kRows, kCols, 0, false, true);
+  values.form.counts = counts.as<int64_t>();
+  EXPECT_EQ(gpu.kernels().Prepare(in.as<float>(), kCols, kRows, values.form, gpu.stream()).code(),
+            absl::StatusCode::kInvalidArgument);
+  DeviceForm form(kRows, kCols, 0, true, false);
+  form.form.counts = counts.as<int64_t>();
+  DeviceNorm norm;
+  norm.x = norm.weight = in.as<float>();
+  norm.prepared = &form.form;
+  norm.m = kRows;
+  norm.width = kCols;
+  EXPECT_EQ(gpu.kernels().Norm(norm, gpu.stream()).code(), absl::StatusCode::kInvalidArgument);
 }
 
 // Rows of whole blocks have no block more.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
 
+#include "kernels/cuda/emu/counters.h"
 #include "kernels/registry/reduction.h"
 #include "tests/kernels/cuda/rows_on_device.h"
 
@@ -96,6 +97,42 @@ TEST_F(CudaSums, SumTakesRawBits) {
   args.width = 300;
   CHECK_OK(gpu.kernels().Sum(args, gpu.stream()));
   EXPECT_TRUE(SameFloats(gpu.Download<float>(x, want.size()), want));
+}
+
+// One word, by one thread of the launch, wherever the rows' work lies.
+TEST_F(CudaSums, TellHowFarTheStreamHasCome) {
+  TestGpu& gpu = TestGpu::Get();
+  constexpr int64_t kRows = 3, kWidth = 600;
+  const DeviceBuffer floats = gpu.Upload(RandomFloats(kRows * kWidth, 61));
+  const DeviceBuffer weight = gpu.Upload(RandomFloats(kWidth, 62));
+  const DeviceBuffer x = gpu.Empty(kRows * kWidth * sizeof(float));
+  const DeviceBuffer y = gpu.Empty(kRows * kWidth * sizeof(float));
+  const DeviceBuffer words = gpu.Upload(std::vector<uint64_t>{1, 2, 3});
+  const DeviceBuffer poisoned = gpu.Upload(std::vector<uint8_t>(kRows, 0));
+  DeviceSum sum;
+  sum.floats = floats.as<float>();
+  sum.x = x.as<float>();
+  sum.poisoned = poisoned.as<uint8_t>();
+  sum.progress = words.as<uint64_t>() + 1;
+  sum.mark = 0x123456789abcdefull;
+  sum.m = kRows;
+  sum.width = kWidth;
+  emu::ResetCounters();
+  CHECK_OK(gpu.kernels().Sum(sum, gpu.stream()));
+  EXPECT_EQ(gpu.Download<uint64_t>(words, 3), (std::vector<uint64_t>{1, sum.mark, 3}));
+  DeviceNorm norm;
+  norm.x = x.as<float>();
+  norm.weight = weight.as<float>();
+  norm.y = y.as<float>();
+  norm.m = kRows;
+  norm.width = kWidth;
+  norm.sum = &sum;
+  sum.mark = 99;
+  CHECK_OK(gpu.kernels().Norm(norm, gpu.stream()));
+  EXPECT_EQ(gpu.Download<uint64_t>(words, 3), (std::vector<uint64_t>{1, 99, 3}));
+  if (const emu::Counters counters = emu::GetCounters(); counters.launches > 0) {
+    EXPECT_EQ(counters.launches, 2) << "no launch for the word";
+  }
 }
 
 // Sum and Norm in one launch: the bits of two.

@@ -6,12 +6,12 @@
 #include <gtest/gtest.h>
 
 #include "tests/kernels/cuda/linear_on_device.h"
-#include "tests/kernels/random_matrix.h"
+#include "tests/kernels/synthetic_specs.h"
 
 namespace bitshard {
 namespace {
 
-constexpr uint64_t kRowBegin = 7, kColBegin = 45;  // no tile, word or group begins there
+constexpr uint64_t kRowBegin = 31, kColBegin = 301;  // no tile, word, group or block begins there
 
 class CudaSynthetic : public testing::Test {
  protected:
@@ -40,36 +40,21 @@ void ExpectHostsBytes(const PackedSpec& spec) {
 }
 
 TEST_F(CudaSynthetic, EveryWidthAndScaleHasTheHostsBytes) {
-  for (const auto& [rows, cols] : std::vector<std::pair<uint64_t, uint64_t>>{{37, 150}, {16, 64}}) {
-    for (int bits = 2; bits <= 8; ++bits) {
-      for (const ScaleOffset offset : {ScaleOffset::kNone, ScaleOffset::kZero}) {
-        for (const ScaleKind scale : {ScaleKind::kF16, ScaleKind::kBf16, ScaleKind::kF32}) {
-          const bool by_row = bits == 5;
-          PackedSpec spec;
-          spec.rows = rows;
-          spec.cols = cols;
-          spec.type = PackedSpec::Type::kInt;
-          spec.bits = bits;
-          spec.zero_point = offset == ScaleOffset::kZero ? 0 : 1 << (bits - 1);
-          spec.group_size = by_row ? 4096 : 32;
-          spec.scale = scale;
-          spec.offset = offset;
-          spec.first_group_offset = by_row ? static_cast<int>(kColBegin) : kColBegin % 32;
-          ExpectHostsBytes(spec);
-        }
-      }
-    }
+  for (const PackedSpec& whole : SyntheticIntSpecs(128, 512))
+    ExpectHostsBytes(SliceOf(whole, 37, 150, kRowBegin, kColBegin));
+}
+
+TEST_F(CudaSynthetic, WholeTilesHaveTheHostsBytes) {
+  for (const PackedSpec& whole : SyntheticIntSpecs(48, 320)) {
+    if (whole.bits == 4) ExpectHostsBytes(SliceOf(whole, 16, 64, kRowBegin, kColBegin));
   }
 }
 
 TEST_F(CudaSynthetic, DenseTypesHaveTheHostsBytes) {
   for (const auto type :
        {PackedSpec::Type::kF32, PackedSpec::Type::kF16, PackedSpec::Type::kBf16}) {
-    PackedSpec spec;
-    spec.rows = 37;
-    spec.cols = 150;
-    spec.type = type;
-    ExpectHostsBytes(spec);
+    ExpectHostsBytes({.rows = 37, .cols = 150, .type = type});
+    ExpectHostsBytes({.rows = 32, .cols = 64, .type = type});  // whole tiles
   }
 }
 
@@ -79,22 +64,28 @@ TEST_F(CudaSynthetic, NothingOfAMatrixIsNothing) {
   spec.rows = 0;
   spec.cols = 64;
   ExpectHostsBytes(spec);
+  for (const PackedSpec& whole : SyntheticIntSpecs(48, 320)) {
+    if (whole.bits != 4) continue;
+    ExpectHostsBytes(SliceOf(whole, 0, 64, kRowBegin, kColBegin));
+    ExpectHostsBytes(SliceOf(whole, 16, 0, kRowBegin, kColBegin));
+  }
 }
 
-TEST_F(CudaSynthetic, OtherScalesAreRefused) {
+TEST_F(CudaSynthetic, AScaleFactorThatLeavesNoNumbersIsRefused) {
   TestGpu& gpu = TestGpu::Get();
   PackedSpec spec;
   spec.rows = spec.cols = 64;
   spec.type = PackedSpec::Type::kInt;
   spec.bits = 4;
   spec.group_size = 32;
-  spec.scale = ScaleKind::kE8m0;
+  spec.scale = ScaleKind::kE4m3;
+  spec.scale_factor = 0;
   const auto layout = LayoutOnDevice(spec);
   ASSERT_TRUE(layout.ok()) << layout.status();
   const DeviceBuffer blob = gpu.Empty(layout->bytes);
   const absl::Status made =
       gpu.kernels().MakeSynthetic(spec, *layout, {}, blob.data(), gpu.stream());
-  EXPECT_EQ(made.code(), absl::StatusCode::kUnimplemented) << made;
+  EXPECT_EQ(made.code(), absl::StatusCode::kInvalidArgument) << made;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // are.
 #include "kernels/tensor/synthetic.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -10,7 +11,9 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
+#include "kernels/base/float_types.h"
 #include "kernels/tensor/packed_matrix.h"
+#include "tests/kernels/synthetic_specs.h"
 
 namespace bitshard {
 namespace {
@@ -42,18 +45,14 @@ struct Cut {
   uint64_t rows, cols, row_begin, col_begin, whole_cols;
 };
 
-PackedMatrix Make(PackedSpec spec, const Cut& cut, uint64_t seed = 1) {
-  spec.rows = cut.rows;
-  spec.cols = cut.cols;
-  if (spec.type == PackedSpec::Type::kInt)
-    spec.first_group_offset =
-        static_cast<int>(cut.col_begin % static_cast<uint64_t>(spec.group_size));
+PackedMatrix Make(const PackedSpec& whole, const Cut& cut, uint64_t seed = 1) {
+  const PackedSpec spec = SliceOf(whole, cut.rows, cut.cols, cut.row_begin, cut.col_begin);
   PackedMatrixBuilder builder(spec);
   const SyntheticSource source =
       SyntheticSourceOf(seed, kName, spec, cut.whole_cols, cut.row_begin, cut.col_begin);
   // Two calls, as two threads make it.
-  FillSyntheticRows(source, 0, 16, builder);
   FillSyntheticRows(source, 16, spec.rows, builder);
+  FillSyntheticRows(source, 0, 16, builder);
   return std::move(builder).Build();
 }
 
@@ -64,16 +63,9 @@ std::vector<float> Row(const PackedMatrix& matrix, int64_t row) {
 }
 
 std::vector<PackedSpec> AllKinds(uint64_t rows, uint64_t cols) {
-  std::vector<PackedSpec> specs = {DenseSpec(rows, cols, PackedSpec::Type::kF32),
-                                   DenseSpec(rows, cols, PackedSpec::Type::kF16),
-                                   DenseSpec(rows, cols, PackedSpec::Type::kBf16)};
-  for (int bits = 2; bits <= 8; ++bits) {
-    for (const bool zeros : {false, true}) {
-      for (const ScaleKind scale : {ScaleKind::kF16, ScaleKind::kBf16, ScaleKind::kF32})
-        specs.push_back(
-            IntSpec(rows, cols, bits, bits % 2 == 0 ? 32 : static_cast<int>(cols), scale, zeros));
-    }
-  }
+  std::vector<PackedSpec> specs = SyntheticIntSpecs(rows, cols);
+  for (const auto type : {PackedSpec::Type::kF32, PackedSpec::Type::kF16, PackedSpec::Type::kBf16})
+    specs.push_back(DenseSpec(rows, cols, type));
   return specs;
 }
 
@@ -163,8 +155,13 @@ TEST(Synthetic, RowsTimesAVectorOfOnesOrOfSignsAreAboutItsSize) {
       const double rows = static_cast<double>(matrix.rows());
       EXPECT_GT(std::sqrt(signs / rows), 0.4) << spec.Describe();
       EXPECT_LT(std::sqrt(signs / rows), 3.0) << spec.Describe();
-      // Of codes around 2^(bits - 1), half a code a column adds up: for 2 bits most.
-      EXPECT_LT(std::sqrt(ones / rows), spec.group_size == static_cast<int>(cols) ? 30.0 : 6.0)
+      // Of codes around 2^(bits - 1), half a code a column adds up: for 2 bits most, and the longer
+      // one sign counts.
+      const bool whole_rows = spec.group_size == static_cast<int>(cols);
+      const bool super_blocks = IsSuper(spec.scale) && spec.has_min();
+      EXPECT_LT(std::sqrt(ones / rows), whole_rows     ? 30.0
+                                        : super_blocks ? 12.0
+                                                       : 6.0)
           << spec.Describe();
       EXPECT_LT(std::abs(mean / rows), 5 * std::sqrt(ones) / rows) << spec.Describe();
     }
@@ -188,17 +185,41 @@ TEST(Synthetic, AVectorIsOnesAndABiasIsSmall) {
   EXPECT_EQ(part, std::vector<float>(bias.begin() + 13, bias.begin() + 43));
 }
 
-TEST(Synthetic, FormsThatCannotBeMadeAreNamed) {
+TEST(Synthetic, AScaleFactorThatLeavesNoNumbersIsRefused) {
   PackedSpec spec = IntSpec(16, 256, 4, 32, ScaleKind::kE4m3, false);
-  EXPECT_EQ(CheckSynthetic(spec).code(), absl::StatusCode::kUnimplemented);
-  EXPECT_NE(CheckSynthetic(spec).message().find("e4m3"), std::string::npos);
-  spec = IntSpec(16, 256, 4, 32, ScaleKind::kF16, false);
   EXPECT_TRUE(CheckSynthetic(spec).ok());
-  spec.offset = ScaleOffset::kMin;
-  EXPECT_EQ(CheckSynthetic(spec).code(), absl::StatusCode::kUnimplemented);
-  spec.offset = ScaleOffset::kNone;
-  spec.block_rows = 128;
-  EXPECT_EQ(CheckSynthetic(spec).code(), absl::StatusCode::kUnimplemented);
+  for (const float factor : {0.0f, -1.0f, INFINITY}) {
+    spec.scale_factor = factor;
+    EXPECT_EQ(CheckSynthetic(spec).code(), absl::StatusCode::kInvalidArgument) << factor;
+    EXPECT_NE(CheckSynthetic(spec).message().find("e4m3"), std::string::npos);
+  }
+  spec.scale_factor = 0;
+  spec.scale = ScaleKind::kNested;
+  EXPECT_TRUE(CheckSynthetic(spec).ok());
+  spec.scale_factor = INFINITY;
+  EXPECT_EQ(CheckSynthetic(spec).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(CheckSynthetic(spec).message().find("nested"), std::string::npos);
+  spec.scale = ScaleKind::kF16;  // has none
+  EXPECT_TRUE(CheckSynthetic(spec).ok());
+}
+
+// Scales of f16 below its normal numbers, and those of e4m3, over all exponents that they may have.
+TEST(Synthetic, SmallNumbersAreTheSameInEveryType) {
+  for (uint32_t draw : {0u, 0x7fu, 0x55u, 0x8001u, 0xffffu}) {
+    for (int exponent = kLeastSyntheticF16; exponent <= 0; ++exponent) {
+      const float wanted = Bf16ToF32(SyntheticBf16(draw, exponent));
+      EXPECT_EQ(F16ToF32(SyntheticF16(draw, exponent)), wanted) << draw << " " << exponent;
+      EXPECT_EQ(std::bit_cast<float>(SyntheticF32(draw, exponent)), wanted);
+      EXPECT_EQ(std::ilogb(wanted), exponent);
+    }
+    for (int exponent = -9; exponent <= 7; ++exponent) {
+      const float value = E4m3ToF32(static_cast<uint8_t>(SyntheticE4m3(draw, exponent)));
+      EXPECT_EQ(std::ilogb(value), exponent) << draw;
+      EXPECT_EQ(std::signbit(value), (draw & 0x8000u) != 0);
+      if (exponent < -6) continue;  // with fewer m
+      EXPECT_EQ(std::abs(value), std::ldexp(1.0f + 0.125f * (draw & 7), exponent));
+    }
+  }
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -22,8 +21,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/await.h"
 #include "tests/support/file_rendezvous.h"
 #include "tests/support/forked_ranks.h"
+#include "tests/support/unique_id.h"
 #include "worker/collective/gloo.h"
 #include "worker/collective/gloo_link.h"
 #include "worker/collective/shm_layout.h"
@@ -38,10 +39,7 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kPatience = absl::Seconds(30);
 constexpr uint64_t kSeed = 20240607;
 
-std::string NewId() {
-  static std::atomic<int> counter{0};
-  return absl::StrCat("test-", getpid(), "-", counter.fetch_add(1));
-}
+std::string NewId() { return UniqueId("test"); }
 
 using Body = std::function<std::string(Collective&)>;
 
@@ -190,7 +188,7 @@ TEST_P(CollectiveContract, AbortFromAnotherThreadEndsPendingAndLaterCallsOnAllRa
     entered = true;
     pending = pair.rank[0]->AllReduceSum(absl::MakeSpan(values));  // rank 1 never comes
   });
-  while (!entered) std::this_thread::yield();
+  AwaitTrue("the thread of the step", [&] { return entered.load(); });
   pair.rank[0]->Abort();
   step.join();
   EXPECT_EQ(pending.code(), absl::StatusCode::kUnavailable);
@@ -389,7 +387,7 @@ TEST_P(CollectiveContract, AbortInTheMiddleStopsAllRanksWithTheSameCause) {
         }
       });
     }
-    while (done < 30) std::this_thread::yield();
+    AwaitTrue("30 operations", [&] { return done >= 30; });
     ranks[1]->Abort();
     for (std::thread& thread : threads) thread.join();
     for (const absl::Status& end : ends) {

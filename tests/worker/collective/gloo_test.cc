@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -22,6 +21,7 @@
 
 #include "tests/support/file_rendezvous.h"
 #include "tests/support/tcp_proxy.h"
+#include "tests/support/unique_id.h"
 #include "worker/collective/collective.h"
 #include "worker/collective/gloo_address.h"
 #include "worker/collective/gloo_link.h"
@@ -35,10 +35,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-std::string NewId() {
-  static std::atomic<int> counter{0};
-  return absl::StrCat("gloo-", getpid(), "-", counter.fetch_add(1));
-}
+std::string NewId() { return UniqueId("gloo"); }
 
 GlooGroup Group(const std::string& id, int rank, int world,
                 const std::string& address = "127.0.0.1") {

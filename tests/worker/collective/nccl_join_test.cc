@@ -3,7 +3,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/device.h"
 #include "tests/support/fake_cudart.h"
+#include "tests/support/unique_id.h"
 #include "worker/collective/device_collective.h"
 
 namespace bitshard {
@@ -27,10 +27,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
-std::string NewId() {
-  static std::atomic<int> next{0};
-  return absl::StrCat("nccl-join-", getpid(), "-", next++);
-}
+std::string NewId() { return UniqueId("nccl-join"); }
 
 // Rank `rank` alone, with what `told` makes of its own word.
 absl::Status JoinAlone(int rank, int world, absl::Duration timeout, const std::atomic<bool>* stop,

@@ -2,7 +2,6 @@
 // the CUDA runtime, as processes and as threads (each with a device of its own).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -10,7 +9,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -27,16 +25,14 @@
 #include "tests/support/fake_cudart.h"
 #include "tests/support/file_rendezvous.h"
 #include "tests/support/forked_ranks.h"
+#include "tests/support/unique_id.h"
 #include "worker/collective/device_collective.h"
 
 namespace bitshard {
 
 inline constexpr absl::Duration kPatience = absl::Seconds(60);
 
-inline std::string NewId() {
-  static std::atomic<int> next{0};
-  return absl::StrCat("nccl-", getpid(), "-", next++);
-}
+inline std::string NewId() { return UniqueId("nccl"); }
 
 // Until all ranks have come here, without the collective.
 inline absl::Status MeetIn(const std::string& place, int rank, int world) {

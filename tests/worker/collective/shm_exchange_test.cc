@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include <gtest/gtest.h>
 
+#include "tests/support/await.h"
 #include "tests/support/thread_ranks.h"
 #include "worker/collective/collective.h"
 
@@ -60,7 +61,7 @@ TEST(ShmExchange, AbortInTheMiddleStopsAllRanksWithTheSameCause) {
     std::vector<absl::Status> ends(3);
     std::atomic<int> done{0};
     std::thread killer([&] {
-      while (done < 30) std::this_thread::yield();
+      AwaitTrue("30 operations", [&] { return done >= 30; });
       ranks[1].Abort();
     });
     ranks.Run([&](int rank, Collective& c) {

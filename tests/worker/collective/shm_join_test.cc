@@ -15,7 +15,9 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
+#include "tests/support/await.h"
 #include "tests/support/forked_ranks.h"
+#include "tests/support/unique_id.h"
 #include "worker/collective/collective.h"
 #include "worker/collective/shm_layout.h"
 
@@ -27,10 +29,7 @@ using ::testing::HasSubstr;
 // Long enough for a crowded machine; nothing waits for it when things go well.
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-std::string NewId() {
-  static std::atomic<int> counter{0};
-  return absl::StrCat("join-", getpid(), "-", counter.fetch_add(1));
-}
+std::string NewId() { return UniqueId("join"); }
 
 bool HasSegment(const std::string& id) {
   return access(absl::StrCat("/dev/shm/bitshard_", id).c_str(), F_OK) == 0;
@@ -85,7 +84,7 @@ TEST(ShmJoin, RankZeroThatDiesWhileOthersWaitIsNamedAndNothingStays) {
     (void)JoinShmCollective(id, 0, 3, kPatience);
     return std::string();
   });
-  while (!HasSegment(id)) std::this_thread::yield();
+  AwaitTrue("the segment " + id, [&] { return HasSegment(id); });
   absl::Status status;
   std::thread other(
       [&] { status = JoinShmCollective(id, 1, 3, absl::Milliseconds(400)).status(); });
@@ -101,8 +100,9 @@ TEST(ShmJoin, RankZeroThatDiesWhileOthersWaitIsNamedAndNothingStays) {
 class Watched {
  public:
   Watched(const std::string& id, int world) : bytes_(ShmView::Bytes(world)) {
-    int fd = -1;
-    while (fd < 0) fd = shm_open(absl::StrCat("/bitshard_", id).c_str(), O_RDWR, 0);
+    AwaitTrue("the segment " + id, [&] { return HasSegment(id); });
+    const int fd = shm_open(absl::StrCat("/bitshard_", id).c_str(), O_RDWR, 0);
+    CHECK(fd >= 0);
     base_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     CHECK(base_ != MAP_FAILED);
     close(fd);
@@ -111,7 +111,7 @@ class Watched {
   ~Watched() { munmap(base_, bytes_); }
 
   void AwaitArrivals(uint32_t count) const {
-    while (view_.header().joined < count) std::this_thread::yield();
+    AwaitTrue(absl::StrCat(count, " arrivals"), [&] { return view_.header().joined >= count; });
   }
 
  private:

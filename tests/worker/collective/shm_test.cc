@@ -1,5 +1,4 @@
 // What shared memory adds to the contract of collective_test.cc: names, leftovers, rights, room.
-#include <atomic>
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
@@ -21,7 +20,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/await.h"
 #include "tests/support/forked_ranks.h"
+#include "tests/support/unique_id.h"
 #include "worker/collective/collective.h"
 
 namespace bitshard {
@@ -33,10 +34,7 @@ using ::testing::HasSubstr;
 // Long enough for a crowded machine; nothing waits for it when things go well.
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-std::string NewId() {
-  static std::atomic<int> counter{0};
-  return absl::StrCat("test-", getpid(), "-", counter.fetch_add(1));
-}
+std::string NewId() { return UniqueId("test"); }
 
 std::vector<std::string> SegmentsOf(const std::string& part) {
   std::vector<std::string> names;
@@ -47,6 +45,10 @@ std::vector<std::string> SegmentsOf(const std::string& part) {
   }
   closedir(dir);
   return names;
+}
+
+void AwaitSegment(const std::string& id) {
+  AwaitTrue("the segment " + id, [&] { return !SegmentsOf(id).empty(); });
 }
 
 using Body = std::function<std::string(Collective&)>;
@@ -132,7 +134,7 @@ TEST(ShmCollective, AnIdMayBeUsedAgainAfterItsGroupHasEnded) {
 TEST(ShmCollective, AnIdThatALiveGroupIsFormingWithIsRefused) {
   const std::string id = NewId();
   std::thread first([&] { (void)JoinShmCollective(id, 0, 2, absl::Seconds(20)); });
-  while (SegmentsOf(id).empty()) std::this_thread::yield();
+  AwaitSegment(id);
   const auto second = JoinShmCollective(id, 0, 2, absl::Seconds(20));
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists) << second.status();
   (void)JoinShmCollective(id, 1, 2, kPatience);
@@ -146,7 +148,7 @@ TEST(ShmCollective, SegmentOfACrashedRunIsReplaced) {
       (void)JoinShmCollective(id, 0, 2, kPatience);
       return std::string();
     });
-    while (SegmentsOf(id).empty()) std::this_thread::yield();
+    AwaitSegment(id);
     kill(crashed.pid(0), SIGKILL);
     EXPECT_EQ(crashed.Wait(0), "killed");
   }
@@ -163,7 +165,7 @@ TEST(ShmCollective, SegmentOfACrashedRunIsReplaced) {
 TEST(ShmCollective, AnotherWorldSizeIsRefused) {
   const std::string id = NewId();
   std::thread first([&] { (void)JoinShmCollective(id, 0, 2, kPatience); });
-  while (SegmentsOf(id).empty()) std::this_thread::yield();
+  AwaitSegment(id);
   const auto wrong = JoinShmCollective(id, 1, 3, kPatience);
   EXPECT_EQ(wrong.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(wrong.status().message(), HasSubstr("for 2 ranks, rank 1 was told 3"));

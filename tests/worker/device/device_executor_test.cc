@@ -6,6 +6,7 @@
 #include <fstream>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -179,18 +180,35 @@ TEST_P(TooLarge, SumsAreToldOf) {
 
 INSTANTIATE_TEST_SUITE_P(Int64AndF32, TooLarge, testing::Bool());
 
+// Not even for a moment: no memory, stream, event or graph. What the first steps of a service ask
+// for: prefill and decode, scores, log-probabilities, top-p, changed logits.
 TEST(DeviceExecutor, StepsMakeNothingNew) {
   const TinyModel model = MakeTinyModel();
-  const DeviceRanks ranks(model, 1, {});
-  StepPlan first = ranks->NextPlan();
-  AddSequence(first, 0, 1, Prompt(40, 1));
-  AddRow(first, 0, 1, 0, 40, internal::ROW_SAMPLE);
-  const int before = fake::LiveObjects();
-  ASSERT_TRUE(ranks->Run(first).ok());
-  StepPlan second = ranks->NextPlan();
-  AddRow(second, 0, 1, 40, 1, internal::ROW_SAMPLE, 1);
-  ASSERT_TRUE(ranks->Run(second).ok());
-  EXPECT_EQ(fake::LiveObjects(), before);
+  for (const int world : {1, 2}) {
+    const DeviceRanks ranks(model, world, {.tap = false});
+    const uint64_t before = fake::ObjectsMade();
+    for (uint32_t step = 0; step < 4; ++step) {
+      StepPlan plan = ranks->NextPlan();
+      for (uint32_t slot = 0; slot < 3; ++slot) {
+        const uint32_t known = 15 + slot;
+        const uint32_t wanted = internal::ROW_SAMPLE | (step == 0 ? internal::ROW_SCORE : 0);
+        AddRow(plan, slot, 1, step == 0 ? 0 : known + step - 1, step == 0 ? known : 1, wanted,
+               step);
+        if (step > 0) continue;
+        AddSequence(plan, slot, 1, Prompt(known, slot));  // with log-probabilities
+        internal::SamplingParams& params =
+            *plan.mutable_new_sequences(static_cast<int>(slot))->mutable_sampling();
+        if (slot == 1) params.set_top_p(0.9f);
+        if (slot == 2) {
+          params.set_frequency_penalty(0.5f);
+          params.add_bias_tokens(7);
+          params.add_biases(3);
+        }
+      }
+      ASSERT_TRUE(ranks->Run(plan).ok());
+      EXPECT_EQ(fake::ObjectsMade(), before) << world << " ranks, step " << step;
+    }
+  }
 }
 
 // Steps until one fails, on all ranks; the status of `rank`. The others get to know of it from the
@@ -255,6 +273,29 @@ TEST(DeviceExecutor, SaysThatTheDeviceIsLostWhileAnEpochStarts) {
       runner.StartEpoch(1, 2, MakeSoloDeviceCollective(&ranks.device(0)), kBlocks);
   EXPECT_NE(status.message().find("KV cache of"), std::string::npos) << status;
   EXPECT_TRUE(IsDeviceLost(status)) << status;
+}
+
+// A peer may be gone and the kernel that waits for it never end, whatever was called off.
+TEST(DeviceExecutor, GivesADeviceUpThatWorksOnWhenAnEpochEnds) {
+  const TinyModel model = MakeTinyModel();
+  const DeviceRanks ranks(model, 1, {.end_patience = absl::Milliseconds(50)});
+  StepRunner& runner = ranks->runner(0);
+  StepPlan plan = ranks->NextPlan();
+  AddSequence(plan, 0, 1, Prompt(3, 1));
+  AddRow(plan, 0, 1, 0, 3, internal::ROW_SAMPLE);
+  fake::HoldDevice(0);
+  std::thread step([&] { EXPECT_FALSE(runner.Run(plan).ok()); });
+  fake::AwaitHeldWork(0);
+  runner.collective()->Abort();
+  step.join();
+  const absl::Status ended = runner.EndEpoch();
+  EXPECT_TRUE(IsDeviceLost(ended)) << ended;
+  EXPECT_NE(ended.message().find("when an epoch ended: the device still works 50ms after"),
+            std::string::npos)
+      << ended;
+  fake::ResumeDevice(0);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_TRUE(runner.EndEpoch().ok());  // and the cache goes
 }
 
 TEST(DeviceExecutor, ErrorsOfNodesKeepThatTheDeviceIsLost) {

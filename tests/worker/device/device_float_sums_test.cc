@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
 
 #include "tests/support/fake_nccl.h"
+#include "tests/support/unique_id.h"
 #include "tests/worker/device/device_ranks.h"
 
 namespace bitshard {
@@ -63,7 +63,7 @@ TEST(FloatSums, AreOfAllRanksOrOfNone) {
   const TinyModel model = MakeTinyModel();
   const std::vector<internal::RankPlan> plans = CutTinyModel(model, 2);
   const fake::ScopedCudaMachine machine({.devices = 2});
-  const std::string id = absl::StrCat("bitshard-disagree-", getpid());
+  const std::string id = UniqueId("bitshard-disagree");
   absl::Status began[2];
   std::vector<std::thread> threads;
   for (const int rank : {0, 1}) {

@@ -146,6 +146,60 @@ TEST(DeviceLogits, FewBytesComeToTheHost) {
   EXPECT_EQ(bytes([](auto& p) { p.set_presence_penalty(1); }), 2 * (1 + vocab * sizeof(float)));
 }
 
+// A prompt scored in two steps, one of which samples too; more tokens than are scored at once.
+std::string Score(const TinyModel& model, int world, uint32_t top, const DeviceRanks::Options& on) {
+  const DeviceRanks ranks(model, world, on);
+  constexpr uint32_t kPrompt = 40, kFirst = 23;
+  std::string text;
+  for (const bool second : {false, true}) {
+    StepPlan plan = ranks->NextPlan();
+    if (!second) {
+      AddSequence(plan, 0, 1, Prompt(kPrompt, 1));
+      plan.mutable_new_sequences(0)->mutable_sampling()->set_top_logprobs(top);
+    }
+    AddRow(plan, 0, 1, second ? kFirst : 0, second ? kPrompt - kFirst : kFirst,
+           internal::ROW_SCORE | (second ? internal::ROW_SAMPLE : 0));
+    const auto result = ranks->Run(plan);
+    CHECK_OK(result.status());
+    CHECK_EQ(result->scores_size(), 1);
+    text += result->ShortDebugString() + "\n";
+  }
+  return text;
+}
+
+TEST(DeviceLogits, ScoresAreThoseOfWholeRows) {
+  const TinyModel model = MakeTinyModel();
+  for (const uint32_t top : {0u, 20u}) {
+    const std::string expected = Score(model, 1, top, {.scan_logits = false, .tap = false});
+    for (const int world : {1, 3})
+      EXPECT_EQ(Score(model, world, top, {.tap = false}), expected) << world << " ranks, " << top;
+  }
+}
+
+uint64_t BytesOfScores(const TinyModel& model, uint32_t tokens, uint32_t top, bool scan) {
+  const DeviceRanks ranks(model, 1, {.scan_logits = scan, .tap = false});
+  StepPlan plan = ranks->NextPlan();
+  AddSequence(plan, 0, 1, Prompt(tokens + 1, 1));
+  plan.mutable_new_sequences(0)->mutable_sampling()->set_top_logprobs(top);
+  AddRow(plan, 0, 1, 0, tokens, internal::ROW_SCORE);
+  const uint64_t before = fake::BytesToHost();
+  CHECK_OK(ranks->Run(plan).status());
+  return fake::BytesToHost() - before;
+}
+
+TEST(DeviceLogits, FewBytesOfAScoredTokenComeToTheHost) {
+  const TinyModel model = MakeTinyModel();
+  constexpr uint64_t kScored = 20;
+  // Beside them a byte a token that says whether sums were finite.
+  EXPECT_EQ(BytesOfScores(model, kScored, 3, /*scan=*/false),
+            kScored * (1 + TinyModelOptions().vocab * sizeof(float)));
+  for (const uint32_t top : {0u, 3u}) {
+    EXPECT_EQ(BytesOfScores(model, kScored, top, /*scan=*/true),
+              kScored * (1 + sizeof(LogitScan) + top * sizeof(uint64_t) + sizeof(float) +
+                         sizeof(LogitSums)));
+  }
+}
+
 // One step whose row is asked for in the sampler; the device is lost after so many pieces of work.
 absl::Status RunUntilLost(const TinyModel& model, int works) {
   const DeviceRanks ranks(model, 1, {.use_graphs = false, .tap = false});

@@ -66,6 +66,7 @@ class DeviceRanks {
     bool scan_logits = true;
     bool tap = true;  // LogitsAt: every row of logits comes to the host
     bool profile_ops = false;
+    absl::Duration end_patience = DeviceOptions().end_patience;
   };
 
   DeviceRanks(const TinyModel& model, int world, const Options& options)
@@ -95,6 +96,7 @@ class DeviceRanks {
       on.use_graphs = asked.use_graphs;
       on.profile_ops = asked.profile_ops;
       on.scan_logits = asked.scan_logits;
+      on.end_patience = asked.end_patience;
       return BindOn(device(rank), plan, options, on);
     };
     maker.join = [this](int rank, int world, const std::string& id) {

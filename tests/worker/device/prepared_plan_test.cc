@@ -145,6 +145,19 @@ TEST_F(PreparedPlanTest, AFormHasThePartsThatItsMatricesRead) {
   EXPECT_EQ(memory.size(), half + a8);
 }
 
+// Counts of a matrix are cleared with its form only if they are its own by then.
+TEST_F(PreparedPlanTest, SaysWhereOtherSumsAreAliveBeforeTheLastReader) {
+  const uint32_t sums = graph_.nodes(4).outputs(0);
+  graph_.mutable_values(static_cast<int>(sums))->set_type(Value::SEGMENT_SUM);
+  EXPECT_FALSE(Plan({true, true, true}, {false, false, false}).Find(act_, 64)->meets_sums);
+  Add("down2", {act_}, 100);
+  internal::Linear& down = *graph_.mutable_nodes(7)->mutable_linear();
+  down.set_weight(2);
+  down.set_segment_cols(64);
+  EXPECT_TRUE(Plan({true, true, true}, {false, false, false}).Find(act_, 64)->meets_sums);
+  EXPECT_FALSE(Plan({true, true, true}, {false, false, false}).Find(norm_, 0)->meets_sums);
+}
+
 TEST_F(PreparedPlanTest, FormsOfDifferentTimesShareMemory) {
   PreparedPlan plan = Plan({true, true, true}, {false, false, false});
   const uint64_t bytes = *plan.Place(kRows);

@@ -30,7 +30,11 @@ class ScannedRows final : public RowSource {
 
   std::optional<ScannedRow> Scanned(size_t row) const override {
     if (Sampler::NeedsWholeRow(rows_[row])) return std::nullopt;
-    return ScannedRow{scans_[row], keys_[row]};
+    const std::optional<uint32_t>& target = rows_[row].target;
+    const bool mine = target && *target >= shard_.begin && *target - shard_.begin < count_;
+    return ScannedRow{scans_[row], keys_[row],
+                      mine ? logits_[row * shard_.count + *target - shard_.begin]
+                           : std::numeric_limits<float>::quiet_NaN()};  // nobody's business
   }
   absl::Status Sum(size_t first, absl::Span<const LogitSumRequest> requests,
                    absl::Span<LogitSums> sums) override {
@@ -206,7 +210,7 @@ TEST(RowSource, OnlyRowsThatTheScanDoesNotDecideAreFetched) {
   edited.View();
   add({.temperature = 1}, true);
   made.rows.back().edits = &edited.edits;
-  add({}, true);
+  add({.top_logprobs = 3}, false);
   made.rows.back().target = 5;
   for (const std::vector<Shard>& cut : Cuts()) {
     std::vector<std::set<size_t>> fetched;

@@ -13,7 +13,7 @@ namespace bitshard {
 namespace {
 
 // Only a broken worker takes so long.
-constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr absl::Duration kPatience = absl::Seconds(40);
 
 }  // namespace
 

@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "proto/version.h"
+#include "tests/support/unique_id.h"
 #include "tests/worker/service/fake_coordinator.h"
 #include "tests/worker/tiny_model.h"
 
@@ -110,8 +111,7 @@ class WorkerProcessTest : public testing::Test {
     CoordinatorMessage join;
     join.mutable_join_communicator()->set_term(term);
     join.mutable_join_communicator()->set_epoch(epoch);
-    join.mutable_join_communicator()->set_id(
-        absl::StrCat("bitshard-proc-", getpid(), "-", term, "-", epoch));
+    join.mutable_join_communicator()->set_id(UniqueId("bitshard-proc"));
     join.mutable_join_communicator()->set_timeout_ms(20000);
     for (const auto& stream : streams) stream->Send(join);
     for (const auto& stream : streams) {

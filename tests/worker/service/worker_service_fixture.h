@@ -17,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/tensor/device.h"
+#include "tests/support/await.h"
 #include "tests/worker/service/fake_coordinator.h"
 #include "worker/service/worker_service.h"
 
@@ -200,6 +201,11 @@ class WorkerServiceTest : public testing::Test {
     thread_ = std::thread([this] { run_status_ = service_->Run(); });
   }
 
+  // Waits until the fakes have been asked to do it so often.
+  void AwaitLog(const std::string& line, int times = 1) {
+    AwaitTrue(line, [&] { return log_.Count(line) >= times; });
+  }
+
   // Waits for Run to return.
   void Stop() {
     if (thread_.joinable()) thread_.join();
@@ -225,13 +231,13 @@ class WorkerServiceTest : public testing::Test {
     stream.Send(message);
   }
   static void Join(Stream& stream, uint64_t term, uint64_t epoch, const std::string& id = "shm",
-                   const std::string& collective = "") {
+                   const std::string& collective = "", uint32_t timeout_ms = 60'000) {
     CoordinatorMessage message;
     internal::JoinCommunicator& join = *message.mutable_join_communicator();
     join.set_term(term);
     join.set_epoch(epoch);
     join.set_id(id);
-    join.set_timeout_ms(1000);
+    join.set_timeout_ms(timeout_ms);
     join.set_collective(collective);
     stream.Send(message);
   }

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/await.h"
 #include "tests/worker/service/worker_service_fixture.h"
 
 namespace bitshard {
@@ -74,12 +75,12 @@ TEST_F(WorkerServiceTest, TakesMemoryForTheCacheWhileItHasNothingToDo) {
   AwaitLoaded(*stream);
   EXPECT_EQ(log_.Count("take cache ahead"), 0) << "there is no cache yet";
   BringUp(*stream, 1, 1);
-  while (log_.pieces_ahead > 0) absl::SleepFor(absl::Milliseconds(1));
+  AwaitTrue("a whole cache", [this] { return log_.pieces_ahead == 0; });
   // And looks again after each step, though not for ever.
   log_.pieces_ahead = 1;
   Plan(*stream, 1, 1, /*step=*/1, kAnswer);
   EXPECT_EQ(stream->Next().step_result().step(), 1u);
-  while (log_.pieces_ahead > 0) absl::SleepFor(absl::Milliseconds(1));
+  AwaitTrue("a whole cache", [this] { return log_.pieces_ahead == 0; });
   EXPECT_LE(log_.Count("take cache ahead"), 5 + 4);
 }
 
@@ -121,7 +122,7 @@ TEST_F(WorkerServiceTest, ADeviceThatIsLostWhenAnEpochEndsIsSaidAtOnceInsteadOfQ
   EXPECT_EQ(message.failure().code(), static_cast<uint32_t>(absl::StatusCode::kInternal));
   EXPECT_EQ(message.failure().message(), "cuda:0: gone");
   Join(*stream, 1, 2);
-  while (log_.Count("lost at the end") < 2) std::this_thread::yield();
+  AwaitLog("lost at the end", 2);
   service_->Leave("the device is lost");
   const WorkerMessage last = stream->Next();
   EXPECT_TRUE(last.has_leaving()) << last.ShortDebugString();
@@ -137,7 +138,7 @@ TEST_F(WorkerServiceTest, EndEpochFreesASelfTestThatHangs) {
   Assign(*stream, 1);
   AwaitLoaded(*stream);
   Join(*stream, 1, 1);
-  while (log_.Count("self-test") == 0) std::this_thread::yield();
+  AwaitLog("self-test");
   End(*stream, 1, 1);
   EXPECT_TRUE(stream->Next().has_quiesced());
 }
@@ -148,7 +149,7 @@ TEST_F(WorkerServiceTest, EndEpochFreesAJoinThatWaitsForOthers) {
   Assign(*stream, 1);
   AwaitLoaded(*stream);
   Join(*stream, 1, 1, "hang");
-  while (log_.Count("join hang") == 0) std::this_thread::yield();
+  AwaitLog("join hang");
   End(*stream, 1, 1);
   EXPECT_TRUE(stream->Next().has_quiesced());
   BringUp(*stream, 1, 2);
@@ -194,7 +195,7 @@ TEST_F(WorkerServiceTest, ARendezvousThatDoesNotComeIsToldWithItsEpoch) {
   auto stream = AcceptRegistered();
   Assign(*stream, 1);
   AwaitLoaded(*stream);
-  Join(*stream, 1, 1, "here", "gloo");
+  Join(*stream, 1, 1, "here", "gloo", /*timeout_ms=*/1000);
   ASSERT_TRUE(stream->Next().has_rendezvous());
   const WorkerMessage failed = stream->Next();
   ASSERT_TRUE(failed.has_failure()) << failed.ShortDebugString();
@@ -203,7 +204,7 @@ TEST_F(WorkerServiceTest, ARendezvousThatDoesNotComeIsToldWithItsEpoch) {
 }
 
 TEST_F(WorkerServiceTest, SilenceEndsTheEpochKeepsTheWeightsAndDialsAgain) {
-  Start(/*silence_limit=*/absl::Milliseconds(300));
+  Start(/*silence_limit=*/absl::Seconds(2));
   auto stream = AcceptRegistered();
   Assign(*stream, 5);
   AwaitLoaded(*stream);
@@ -224,12 +225,12 @@ TEST_F(WorkerServiceTest, SilenceEndsTheEpochKeepsTheWeightsAndDialsAgain) {
 }
 
 TEST_F(WorkerServiceTest, HeartbeatsKeepAnIdleStream) {
-  Start(/*silence_limit=*/absl::Milliseconds(300));
+  Start(/*silence_limit=*/absl::Seconds(2));
   auto stream = AcceptRegistered();
   CoordinatorMessage beat;
   beat.mutable_heartbeat();
   // Longer than the silence limit, counted in the worker's own heartbeats of 10 ms.
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < 250; ++i) {
     stream->NextHeartbeat([](const internal::Heartbeat&) { return true; });
     stream->Send(beat);
   }
@@ -256,7 +257,7 @@ TEST_F(WorkerServiceTest, HeartbeatsGoOnWhileMemoryIsMeasured) {
   Plan(*stream, 1, 1, 1, kAnswer);
   EXPECT_EQ(stream->Next().step_result().step(), 1u);  // past the step thread's own report
   hold = true;
-  measuring.WaitForNotification();
+  AwaitNotified(measuring, "a look at the memory");
   Plan(*stream, 1, 1, 2, kAnswer);
   EXPECT_EQ(stream->Next().step_result().step(), 2u);
   stream->NextHeartbeat([](const internal::Heartbeat& beat) { return beat.step() == 2; });

@@ -3,13 +3,11 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -17,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
+#include "tests/support/unique_id.h"
 #include "tests/worker/tiny_model.h"
 #include "worker/load/loader.h"
 #include "worker/step/step_runner.h"
@@ -132,8 +131,7 @@ class Group {
   }
 
   void StartEpoch(uint64_t epoch) {
-    static std::atomic<int> next{0};
-    const std::string id = absl::StrCat("bitshard-step-", getpid(), "-", next.fetch_add(1));
+    const std::string id = UniqueId("bitshard-step");
     epoch_ = epoch;
     step_ = 0;
     OnAllRanks([&](int rank) {

@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/check.h"
+#include "tests/support/await.h"
 #include "tests/worker/step/step_group.h"
 
 namespace bitshard {
@@ -275,7 +276,7 @@ TEST(StepRunner, AbortFreesAStepThatWaitsForItsPeer) {
   Group group(model, 2, Numerics());
   absl::Status status;
   std::thread waiting([&] { status = group.runner(0).Run(group.NextPlan()).status(); });
-  while (!group.runner(0).progress().busy) std::this_thread::yield();
+  AwaitTrue("a step that is under way", [&] { return group.runner(0).progress().busy.load(); });
   group.runner(0).collective()->Abort();
   waiting.join();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;

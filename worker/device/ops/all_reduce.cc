@@ -1,8 +1,8 @@
 // all_reduce, with the residual_add that alone reads its output and the rms_norm of that: the
 // ranks' values become one, then, in one launch, f32 with bias and residual, its norm and what the
 // next matrices read. int64 sums have the poison counts of their tokens behind them; without
-// --deterministic sums are f32, and those of embedding rows still int64. The host's word says
-// afterwards how far the step has come: ranks wait for each other here.
+// --deterministic sums are f32, and those of embedding rows still int64. That launch begins when
+// the ranks are through with each other, and tells the host's word how far the step has come.
 #include "worker/ops/all_reduce.h"
 
 #include <algorithm>
@@ -50,17 +50,15 @@ class DeviceAllReduce final : public DeviceOp {
     sum.residual = residual_;
     sum.x = part_.y;
     sum.poisoned = step.poisoned;
+    sum.progress = step.progress;
+    sum.mark = next_;
     sum.m = m;
     sum.width = width;
-    if (norm_.has_value()) {
-      DeviceNorm norm = *norm_;
-      norm.sum = &sum;
-      norm.m = m;
-      RETURN_IF_ERROR(step.kernels->Norm(norm, *step.stream));
-    } else {
-      RETURN_IF_ERROR(step.kernels->Sum(sum, *step.stream));
-    }
-    return step.kernels->Mark(step.progress, next_, *step.stream);
+    if (!norm_.has_value()) return step.kernels->Sum(sum, *step.stream);
+    DeviceNorm norm = *norm_;
+    norm.sum = &sum;
+    norm.m = m;
+    return step.kernels->Norm(norm, *step.stream);
   }
 
  private:

@@ -36,6 +36,7 @@ class DeviceAttentionOp final : public DeviceOp {
     DeviceAttention attention = attention_;
     attention.cache = step.cache_layers[layer_];
     attention.scratch = bind_.attention_scratch();
+    attention.scratch_bytes = bind_.attention_scratch_bytes();
     attention.max_context = step.max_context;
     RETURN_IF_ERROR(step.kernels->Append(attention, values_.k, values_.v, values_.kv_width,
                                          step.arrays, step.tokens, *step.stream));
@@ -64,8 +65,9 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBin
   ASSIGN_OR_RETURN(const AttentionConfig config,
                    AttentionConfigOf(node, bind.options().cache_type, bind));
   if (config.q_heads == 0) return std::make_unique<NoDeviceHeads>();
-  ASSIGN_OR_RETURN(KernelChoice choice,
-                   bind.kernels().ChooseAttention(config.layout, config.q_heads));
+  ASSIGN_OR_RETURN(
+      KernelChoice choice,
+      bind.kernels().ChooseAttention(config.layout, config.q_heads, bind.options().deterministic));
   DeviceAttention attention;
   attention.layout = config.layout;
   attention.q_heads = config.q_heads;

@@ -17,13 +17,15 @@ using internal::Node;
 // The activations of a group. Who makes the value prepares them, else the first group that reads
 // them.
 struct Input {
-  const DeviceActivations* form = nullptr;
+  DevicePrepared* prepared = nullptr;
   const float* x = nullptr;
   bool prepares = false;
 
+  const DeviceActivations& form() const { return prepared->form; }
   absl::Status Enqueue(const DeviceStep& step) const {
     if (!prepares) return absl::OkStatus();
-    return step.kernels->Prepare(x, form->cols, step.tokens, *form, *step.stream);
+    return step.kernels->Prepare(x, form().cols, step.tokens, prepared->FormOf(step.tokens),
+                                 *step.stream);
   }
 };
 
@@ -31,10 +33,21 @@ absl::StatusOr<Input> BindInput(uint32_t value, int64_t segment_cols, DeviceBind
   DevicePrepared* const prepared = bind.prepared().Find(value, segment_cols);
   if (prepared == nullptr) return absl::InternalError("nothing prepares its input");
   Input input;
-  input.form = &prepared->form;
+  input.prepared = prepared;
   input.x = bind.f32(value);
   input.prepares = !std::exchange(prepared->made, true);
+  if (input.prepares) prepared->clears = true;
   return input;
+}
+
+// Has the poison counts behind `sums` cleared by whoever makes the input's form: a fill of its own
+// between two kernels would keep the matrix from starting early. False: somebody else must.
+bool ClearsWithInput(DevicePrepared& prepared, int64_t* sums, int64_t width) {
+  if (!prepared.clears || prepared.meets_sums || prepared.sums != nullptr) return false;
+  if (prepared.form.half == nullptr && prepared.form.a8 == nullptr) return false;
+  prepared.sums = sums;
+  prepared.sums_width = width;
+  return true;
 }
 
 class DeviceLinearGroup final : public DeviceOp {
@@ -55,7 +68,7 @@ class DeviceLinearGroup final : public DeviceOp {
   absl::Status Enqueue(const DeviceStep& step) override {
     if (linears_.empty()) return absl::OkStatus();  // no rows here
     RETURN_IF_ERROR(input_.Enqueue(step));
-    return step.kernels->Linear(linears_, *input_.form, step.tokens, *step.stream);
+    return step.kernels->Linear(linears_, input_.form(), step.tokens, *step.stream);
   }
 
   std::vector<KernelChoice> ChoicesOf(int member) const override {
@@ -74,21 +87,21 @@ class DeviceLinearGroup final : public DeviceOp {
 
 class DeviceRowParallel final : public DeviceOp {
  public:
-  // Without a matrix: a rank that owns no columns adds nothing.
+  // Without a matrix: a rank that owns no columns adds nothing. `clears`: its poison counts.
   DeviceRowParallel(const DeviceLinear& linear, KernelChoice choice, const Input& input,
-                    int64_t rows)
-      : linear_(linear), choice_(std::move(choice)), input_(input), rows_(rows) {}
+                    int64_t rows, bool clears)
+      : linear_(linear), choice_(std::move(choice)), input_(input), rows_(rows), clears_(clears) {}
 
   absl::Status Enqueue(const DeviceStep& step) override {
     DeviceLinear linear = linear_;
     if (linear.w == nullptr) return FillZeros(step);
     if (linear.sums != nullptr) {
       linear.poison = linear.sums + step.tokens * rows_;
-      RETURN_IF_ERROR(step.device->Fill(
-          linear.poison, 0, static_cast<size_t>(step.tokens) * sizeof(int64_t), *step.stream));
+      const size_t bytes = static_cast<size_t>(step.tokens) * sizeof(int64_t);
+      if (clears_) RETURN_IF_ERROR(step.device->Fill(linear.poison, 0, bytes, *step.stream));
     }
     RETURN_IF_ERROR(input_.Enqueue(step));
-    return step.kernels->Linear(absl::MakeConstSpan(&linear, 1), *input_.form, step.tokens,
+    return step.kernels->Linear(absl::MakeConstSpan(&linear, 1), input_.form(), step.tokens,
                                 *step.stream);
   }
 
@@ -110,6 +123,7 @@ class DeviceRowParallel final : public DeviceOp {
   const KernelChoice choice_;
   const Input input_;
   const int64_t rows_;
+  const bool clears_;
 };
 
 absl::StatusOr<std::unique_ptr<DeviceOp>> BindRowParallel(const Node& node,
@@ -131,12 +145,15 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> BindRowParallel(const Node& node,
   linear.segments_total = static_cast<int64_t>(spec.segments_total());
   Input input;
   KernelChoice choice;
+  bool clears = false;
   if (linear.w != nullptr) {
     ASSIGN_OR_RETURN(input, BindInput(node.inputs(0), segment_cols, bind));
-    ASSIGN_OR_RETURN(choice, bind.kernels().ChooseLinear(linear.w->spec, segment_cols,
-                                                         bind.options().activations));
+    ASSIGN_OR_RETURN(choice,
+                     bind.kernels().ChooseLinear(linear.w->spec, segment_cols,
+                                                 bind.options().activations, linear.deterministic));
+    clears = !floats && !ClearsWithInput(*input.prepared, linear.sums, rows);
   }
-  return std::make_unique<DeviceRowParallel>(linear, std::move(choice), input, rows);
+  return std::make_unique<DeviceRowParallel>(linear, std::move(choice), input, rows, clears);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBindContext& bind) {
@@ -158,8 +175,9 @@ absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBin
     if (spec.has_bias()) {
       ASSIGN_OR_RETURN(member.linear.bias, bind.Vector(spec.bias(), rows));
     }
-    absl::StatusOr<KernelChoice> choice = bind.kernels().ChooseLinear(
-        member.linear.w->spec, /*segment_cols=*/0, bind.options().activations);
+    absl::StatusOr<KernelChoice> choice =
+        bind.kernels().ChooseLinear(member.linear.w->spec, /*segment_cols=*/0,
+                                    bind.options().activations, member.linear.deterministic);
     RETURN_IF_ERROR(NodeError(node, choice.status()));
     member.choice = *std::move(choice);
     members.push_back(std::move(member));

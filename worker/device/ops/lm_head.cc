@@ -66,7 +66,8 @@ absl::StatusOr<std::unique_ptr<DeviceHead>> Bind(const Node& node, DeviceBindCon
   if (parts.weight == nullptr) return std::make_unique<LmHeadOnDevice>(std::move(parts));
   const PackedSpec& spec = parts.weight->spec;
   const ActivationMode mode = bind.options().activations;
-  ASSIGN_OR_RETURN(parts.choice, bind.kernels().ChooseLinear(spec, /*segment_cols=*/0, mode));
+  ASSIGN_OR_RETURN(parts.choice, bind.kernels().ChooseLinear(spec, /*segment_cols=*/0, mode,
+                                                             parts.deterministic));
   const unsigned form_parts = bind.kernels().ReadsA8(spec, /*segment_cols=*/0, mode)
                                   ? PreparedPlan::kA8
                                   : PreparedPlan::kHalf;

@@ -11,12 +11,13 @@ equivalent_mutants.tsv with the reason.
 
 usage: bazel build //tests/kernels/cuda/emu:mutation_test
        cd bazel-bin/tests/kernels/cuda/emu/mutation_test.runfiles/bitshard
-       python3 tests/kernels/cuda/emu/mutate.py [--kernel=NAME] [--jobs=N]
-All mutants: about half an hour of one core.
+       python3 tests/kernels/cuda/emu/mutate.py [--kernel=NAME] [--jobs=N] [--keep=FOLDER]
+All mutants: about half an hour of one core. With --keep a run that was ended goes on where it was.
 """
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -56,6 +57,13 @@ def _lines(path):
         return [line for line in file.read().split("\n") if line]
 
 
+def _write_whole(path, text):
+    """At once: who ends in between leaves nothing."""
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".part", path)
+
+
 class Kitchen:
     """Compiles units of kernels against an overlay, links them with the prebuilt rest, runs the tests."""
 
@@ -82,16 +90,28 @@ class Kitchen:
         subprocess.run(["g++", *objects, "-Wl,--start-group", *self.rest, "-Wl,--end-group", "-pthread", "-ldl", "-lm",
                         "-o", program], cwd=self.root, check=True)
 
-    def record(self, program, tests):
-        """What those tests come by, without a mutant."""
-        done = subprocess.run([program, "--gtest_brief=1", f"--gtest_filter={tests}"], cwd=self.root, capture_output=True,
-                              text=True, errors="replace", env={**self.environment, "BITSHARD_MUTANT": "record"}, check=False)
-        recorded = []
-        for how, name, milliseconds, numbers in re.findall(r"^record (\w+) (\S+) (\d+)(.*)$", done.stdout, re.MULTILINE):
-            if how == "passed":
-                recorded.append(Test(name, int(milliseconds), frozenset(map(int, numbers.split()))))
-        if done.returncode or not recorded:
-            sys.exit(f"the tests fail without any mutant (exit status {done.returncode}):\n{done.stdout[-4000:]}{done.stderr}")
+    def record(self, program, tests, jobs):
+        """What those tests come by, without a mutant; `jobs` processes share them out."""
+        def words(job):
+            kept = f"{program}.record.{job}.of.{jobs}"
+            if not os.path.exists(kept):
+                done = subprocess.run([program, "--gtest_brief=1", f"--gtest_filter={tests}"], cwd=self.root, check=False,
+                                      capture_output=True, text=True, errors="replace",
+                                      env={**self.environment, "BITSHARD_MUTANT": "record",
+                                           "GTEST_TOTAL_SHARDS": str(jobs), "GTEST_SHARD_INDEX": str(job)})
+                if done.returncode:
+                    sys.exit(f"the tests fail without any mutant (exit status {done.returncode}):\n"
+                             f"{done.stdout[-4000:]}{done.stderr}")
+                _write_whole(kept, done.stdout)
+            with open(kept, encoding="utf-8") as file:
+                return file.read()
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            lines = re.findall(r"^record (\w+) (\S+) (\d+)(.*)$", "\n".join(pool.map(words, range(jobs))), re.MULTILINE)
+        recorded = [Test(name, int(milliseconds), frozenset(map(int, numbers.split())))
+                    for how, name, milliseconds, numbers in lines if how == "passed"]
+        if not recorded:
+            sys.exit(f"no test passes of --tests={tests}")
         return recorded
 
     def run(self, program, number, tests):
@@ -128,7 +148,10 @@ class Kitchen:
 def build_switched(kitchen, units, wanted, jobs):
     """One program with all of `wanted` that can be chosen at run time, and those that turn out to want constants."""
     overlay, program = os.path.join(kitchen.work, "all"), os.path.join(kitchen.work, "tests")
-    late = []
+    late, late_numbers = [], program + ".constants"  # written when all is linked
+    if os.path.exists(late_numbers):
+        numbers = set(_lines(late_numbers))
+        return program, [dataclasses.replace(mutant, constant=True) for mutant in wanted if str(mutant.number) in numbers]
     for _ in range(5):
         shutil.rmtree(overlay, ignore_errors=True)
         mutants.write_overlay(kitchen.root, overlay, [mutant for mutant in wanted if mutant not in late])
@@ -137,6 +160,7 @@ def build_switched(kitchen, units, wanted, jobs):
         errors = "".join(error for _, error in made if error)
         if not errors:
             kitchen.link([made_object for made_object, _ in made], program)
+            _write_whole(late_numbers, "".join(f"{mutant.number}\n" for mutant in late))
             return program, [dataclasses.replace(mutant, constant=True) for mutant in late]
         lines = {(path, int(line)) for path, line in re.findall(r"^(\S+):(\d+):\d+: error:", errors, re.MULTILINE)}
         more = [mutant for mutant in wanted if (mutant.path, mutant.line) in lines and mutant not in late]
@@ -196,13 +220,14 @@ def report(outcomes, equivalent):
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", default=f"{HERE}/mutants", help="what the rule link_inputs has written")
-    parser.add_argument("--kernel", default="", help="only files whose name has this in it")
+    parser.add_argument("--kernel", default="", help="only places, as norm.cu:12:, that have this in them; or one of several, as sample,norm")
     parser.add_argument("--units", default="", help="only these .cu, as add,norm; what no test reaches in them is left out")
     parser.add_argument("--tests", default="*", help="only these, as --gtest_filter")
     parser.add_argument("--sample", type=int, default=0, help="so many of those chosen at run time, drawn by --seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--equivalent", action="store_true", help="those of the table instead: no test may find one")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--keep", default="", help="a folder that keeps what is compiled and found, for a run that is ended")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     return parser.parse_args(argv)
 
@@ -215,7 +240,8 @@ def choose(arguments, root):
     if arguments.units:
         units = [f"{name}.cu" for name in arguments.units.split(",")]
     files = {unit: mutants.includes_of(root, unit) for unit in (f"{mutants.KERNELS}/{name}" for name in units)}
-    everything = [mutant for mutant in everything if arguments.kernel in os.path.basename(mutant.path) and
+    everything = [mutant for mutant in everything
+                  if any(name in f"{os.path.basename(mutant.path)}:{mutant.line}:" for name in arguments.kernel.split(",")) and
                   any(mutant.path in of_unit for of_unit in files.values())]
     listed = [mutant for mutant in everything if mutant.number in equivalent]
     wanted = listed if arguments.equivalent else [mutant for mutant in everything if mutant.number not in equivalent]
@@ -224,6 +250,39 @@ def choose(arguments, root):
                  "run from the root")
     paths = {mutant.path for mutant in wanted}
     return wanted, listed, {unit: of_unit for unit, of_unit in files.items() if paths & of_unit}
+
+
+class Outcomes:
+    """What was found so far, by the mutants' numbers; also in a file, for the next run."""
+
+    def __init__(self, path):
+        self.file = open(path, "a+", encoding="utf-8")  # pylint: disable=consider-using-with
+        self.file.seek(0)
+        self.of = {}
+        for line in self.file:
+            number, outcome = line.rstrip("\n").split("\t")
+            self.of[int(number)] = outcome or None
+
+    def add(self, mutant, outcome):
+        self.of[mutant.number] = outcome
+        self.file.write(f"{mutant.number}\t{outcome or ''}\n")
+        self.file.flush()
+
+
+def kept_folder(keep, root, inputs, wanted, tests):
+    """Of runs with the same sources, tests and wishes."""
+    digest = hashlib.sha256(f"{tests} {[(mutant.path, mutant.begin, mutant.change) for mutant in wanted]}".encode())
+    for name in sorted(os.listdir(os.path.join(root, mutants.KERNELS))):
+        path = os.path.join(root, mutants.KERNELS, name)
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                digest.update(file.read())
+    for path in _lines(inputs + ".link"):
+        if os.path.exists(path):
+            digest.update(f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}".encode())
+    folder = os.path.join(os.path.abspath(keep), digest.hexdigest()[:16])
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
 def main(argv=None):
@@ -237,14 +296,20 @@ def main(argv=None):
         print(f"{len(wanted)} mutants, {sum(mutant.constant for mutant in wanted)} of them constants")
         return 0, 0
 
-    with tempfile.TemporaryDirectory() as work:
+    with contextlib.ExitStack() as until_end:
+        if arguments.keep:
+            work = kept_folder(arguments.keep, root, arguments.inputs, wanted, arguments.tests)
+        else:
+            work = until_end.enter_context(tempfile.TemporaryDirectory())
+        found = Outcomes(os.path.join(work, "outcomes"))
+        until_end.enter_context(found.file)
         kitchen = Kitchen(root, arguments.inputs, work)
         switched = [mutant for mutant in wanted if not mutant.constant]
         program, late = build_switched(kitchen, list(units), switched, arguments.jobs)
         constants = [mutant for mutant in wanted if mutant.constant] + late
         late = {mutant.number for mutant in late}
         switched = [mutant for mutant in switched if mutant.number not in late]
-        tests = kitchen.record(program, arguments.tests)
+        tests = kitchen.record(program, arguments.tests, arguments.jobs)
         print(f"{len(tests)} tests, {sum(test.milliseconds for test in tests) / 1000:.1f} s, {len(units)} units, "
               f"{len(switched)} mutants chosen at run time, {len(constants)} compiled alone", flush=True)
         reaching = {mutant.number: [test for test in tests if mutant.number in test.reached] for mutant in switched}
@@ -254,12 +319,15 @@ def main(argv=None):
             switched, constants = drawn(switched, arguments.sample, arguments.seed), []
 
         def try_one(mutant):
-            if mutant.constant:
+            if mutant.number in found.of:
+                outcome = found.of[mutant.number]
+            elif mutant.constant:
                 of_file = {other.number for other in switched if other.path == mutant.path}
                 near = [test for test in tests if of_file & test.reached] or tests
                 outcome = try_constant(kitchen, [unit for unit in units if mutant.path in units[unit]], mutant, near)
             else:
                 outcome = kitchen.try_tests(program, mutant.number, reaching[mutant.number])
+            found.add(mutant, outcome)
             missed = "NOT FOUND" if mutant.constant or reaching[mutant.number] else "NEVER REACHED"
             print(f"{mutant.place()}: {outcome or missed + ': ' + mutant.code[-120:]}", flush=True)
             return mutant, outcome

@@ -101,6 +101,44 @@ class Scores(unittest.TestCase):
                           "norm and prepare: 1 of 2 mutants found, 50.0 %; 1 equivalent ones besides"])
 
 
+class Kept(unittest.TestCase):
+    def setUp(self):
+        self.root = self.enterContext(tempfile.TemporaryDirectory())
+        os.makedirs(os.path.join(self.root, mutants.KERNELS))
+        self.write(f"{mutants.KERNELS}/a.cu", _SOURCE)
+        self.write("inputs.link", f"{self.root}/lib.a\n-lm\n")
+        self.write("lib.a", "tests")
+        self.made = mutants.find_mutants(self.root)
+
+    def write(self, path, text):
+        with open(os.path.join(self.root, path), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def folder(self, tests="*"):
+        return mutate.kept_folder(os.path.join(self.root, "keep"), self.root, os.path.join(self.root, "inputs"), self.made,
+                                  tests)
+
+    def test_a_run_goes_on_with_what_an_ended_one_found(self):
+        path = os.path.join(self.folder(), "outcomes")
+        ended = mutate.Outcomes(path)
+        with ended.file:
+            ended.add(self.made[0], "wrong results")
+            ended.add(self.made[1], None)
+        next_one = mutate.Outcomes(path)
+        with next_one.file:
+            self.assertEqual(next_one.of, {self.made[0].number: "wrong results", self.made[1].number: None})
+
+    def test_other_sources_tests_and_wishes_have_another_folder(self):
+        first = self.folder()
+        self.assertEqual(self.folder(), first)
+        self.assertNotEqual(self.folder("CudaRows.*"), first)
+        self.write("lib.a", "other tests")
+        of_other_tests = self.folder()
+        self.write(f"{mutants.KERNELS}/a.h", "int more;")
+        self.made = self.made[1:]
+        self.assertEqual(len({first, of_other_tests, self.folder()}), 3)
+
+
 class Kernels(unittest.TestCase):
     def test_the_table_names_mutants_that_are_there(self):
         mutants.equivalent_mutants(f"{mutate.HERE}/equivalent_mutants.tsv", mutants.find_mutants(os.getcwd()))
@@ -108,7 +146,7 @@ class Kernels(unittest.TestCase):
     def test_their_tests_find_a_sample(self):
         # Some units and the tests of two types of cache: a minute of compiling and running.
         found, tried = mutate.main(["--units=attention,kv_append,linear_w4,norm,rope", "--sample=10", "--seed=1",
-                                    "--tests=*/bf16:*/int8:CudaRows.*:CudaRope.*:CudaSegments.*"])
+                                    "--tests=*/bf16:*/int8:CudaAttentionFold.*:CudaRows.*:CudaRope.*:CudaSegments.*"])
         self.assertEqual(tried, 10)
         self.assertEqual(found, 10)
 
