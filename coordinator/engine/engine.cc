@@ -52,6 +52,10 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
   void OnStepDone(std::unique_ptr<internal::StepResult> result) override {
     Post(std::move(result));
   }
+  void OnStepMoved() override {
+    absl::MutexLock lock(&mu_);
+    moved_ = absl::Now();
+  }
   void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) override {
     Post(GroupLoss{term, epoch, why});
   }
@@ -104,6 +108,7 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
   Admission admission_ ABSL_GUARDED_BY(mu_);
   EngineStats scheduling_ ABSL_GUARDED_BY(mu_);  // as of the last Publish
   bool idle_ ABSL_GUARDED_BY(mu_) = true;  // the engine thread waits and has nothing to wait for
+  absl::Time moved_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // a rank in a step
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 
@@ -166,7 +171,8 @@ void ThreadedEngine::Abort(const std::string& caller, const std::string& request
 EngineStats ThreadedEngine::Stats() const {
   absl::MutexLock lock(&mu_);
   EngineStats stats = admission_.Stats();
-  if (idle_ && inbox_.empty()) stats.last_progress = absl::Now();
+  stats.last_progress =
+      idle_ && inbox_.empty() ? absl::Now() : std::max(stats.last_progress, moved_);
   return stats;
 }
 

@@ -25,8 +25,8 @@ struct EngineStats {
   uint32_t running_choices = 0, waiting_choices = 0, ended_choices = 0;
   uint32_t blocks_total = 0, blocks_free = 0, blocks_used = 0, blocks_quarantined = 0;
   uint64_t received = 0, finished = 0, rejected = 0, tokens = 0;
-  // When a step last ended, or now when the engine has nothing to do. While a plan is out and
-  // nothing comes back, and while the engine's thread does not take its messages, it stands still.
+  // When a step last ended or moved on, or now when the engine has nothing to do. While a plan is
+  // out and no rank moves, and while the engine's thread makes no plans, it stands still.
   absl::Time last_progress;
 
   uint64_t waiting_tokens = 0;  // prompt tokens of the waiting requests

@@ -42,7 +42,11 @@ ServiceRates Pace::Rates(uint32_t token_budget) const {
   if (limit_ && step.decode_rows > 0)
     chunk = std::min(chunk, model_.PrefillWithin(itl_slo_, step, /*start=*/0));
   step.prefill_tokens = chunk;
-  step.context_tokens += StepLoad::ContextOf(0, chunk);
+  // As prompts of the usual length: one as long as the chunk would have far more context.
+  const uint32_t prompt =
+      std::clamp(static_cast<uint32_t>(given_tokens_.value()), uint32_t{1}, chunk);
+  step.context_tokens +=
+      chunk / prompt * StepLoad::ContextOf(0, prompt) + StepLoad::ContextOf(0, chunk % prompt);
   rates.prefill_token_seconds = model_.Expected(step) / chunk;
   return rates;
 }

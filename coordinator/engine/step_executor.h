@@ -30,6 +30,8 @@ class StepListener {
   virtual void OnGroupReady(const GroupInfo& info) = 0;
   // Rank 0's result: the ranks met in the step, so the others have come as far.
   virtual void OnStepDone(std::unique_ptr<internal::StepResult> result) = 0;
+  // A rank is further in its step than it was: a long step is no hung one. As often as ranks tell.
+  virtual void OnStepMoved() {}
   // The epoch is over: no more results of it follow. `why` names the rank and the cause.
   virtual void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) = 0;
 };

@@ -114,6 +114,9 @@ void WorkerFleet::OnStepDone(std::unique_ptr<internal::StepResult> result)
     ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (listener_ != nullptr) listener_->OnStepDone(std::move(result));
 }
+void WorkerFleet::OnStepMoved() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (listener_ != nullptr) listener_->OnStepMoved();
+}
 void WorkerFleet::OnGroupLost(uint64_t term, uint64_t epoch,
                               const absl::Status& why) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (listener_ != nullptr) listener_->OnGroupLost(term, epoch, why);

@@ -61,6 +61,7 @@ class WorkerFleet final : public StepExecutor, private GroupOutput, private Tran
   void Close(ConnectionId connection, const absl::Status& why) override;
   void OnGroupReady(const GroupInfo& info) override;
   void OnStepDone(std::unique_ptr<internal::StepResult> result) override;
+  void OnStepMoved() override;
   void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) override;
   void OnHopeless(const absl::Status& why) override;
 

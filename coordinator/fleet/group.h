@@ -47,6 +47,7 @@ class GroupOutput {
   virtual void Close(ConnectionId connection, const absl::Status& why) = 0;
   virtual void OnGroupReady(const GroupInfo& info) = 0;
   virtual void OnStepDone(std::unique_ptr<internal::StepResult> result) = 0;
+  virtual void OnStepMoved() {}  // a rank is further in a step than it last told
   virtual void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) = 0;
   // No group can form with this model and these workers: trying again would not help.
   virtual void OnHopeless(const absl::Status& why) = 0;

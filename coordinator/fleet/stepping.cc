@@ -49,6 +49,7 @@ void Group::OnHeartbeat(Member& member, const internal::Heartbeat& heartbeat, ab
   if (heartbeat.step() != member.step || heartbeat.op() != member.op ||
       heartbeat.busy() != member.busy) {
     member.moved_at = now;
+    if (state_ == State::kReady && member.has_rank()) output_->OnStepMoved();
   }
   member.step = heartbeat.step();
   member.op = heartbeat.op();

@@ -24,7 +24,7 @@ Readiness JudgeReadiness(const EngineStats& stats, bool draining, absl::Duration
       break;
   }
   if (now - stats.last_progress > stall_timeout) {
-    return {false, absl::StrCat("no step has ended for ",
+    return {false, absl::StrCat("no step has moved for ",
                                 absl::FormatDuration(absl::Trunc(now - stats.last_progress,
                                                                  absl::Milliseconds(100))))};
   }

@@ -23,8 +23,8 @@ cudaStream_t Native(const DeviceStream& stream) {
   return static_cast<cudaStream_t>(stream.native());
 }
 
-// What partial results of attention may take: hardly a hundredth of a device, and of a large one
-// what makes contexts of 131072 tokens fast.
+// What partial results of attention may take: a 64th of a device, in bounds; of a large one that
+// makes contexts of 131072 tokens fast.
 uint64_t MaxAttendScratch(uint64_t device_bytes) {
   constexpr uint64_t kLeast = uint64_t{64} << 20, kMost = uint64_t{1} << 30;
   return std::clamp(device_bytes / 64, kLeast, kMost);

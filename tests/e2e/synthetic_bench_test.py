@@ -80,14 +80,14 @@ class SyntheticBenchTest(unittest.TestCase):
         path = config / "out.json"
         path.write_text("{}\n", encoding="utf-8")
         result = bench(f"--synthetic={config}", "--synthetic-bits=4", "--synthetic-group=32", "--threads=1",
-                       "--prefill=24", "--decode=33", "--context=0", "--concurrent=2", "--repeat=1", f"--json-file={path}")
+                       "--prefill=24", "--decode=150", "--context=0", "--concurrent=2", "--repeat=1", f"--json-file={path}")
         self.assertEqual(result.returncode, 0, result.stderr)
         documents = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         self.assertEqual(documents[0], {})  # appended
         self.assertEqual([line["name"] for line in documents[1]["lines"]],
-                         ["prefill 24", "decode 33 at 0", "2 x decode 33 at 64"])
+                         ["prefill 24", "decode 150 at 0", "2 x decode 150 at 64"])
         self.assertIn("synthetic weights of 4 bits, groups of 32\n", result.stdout)
-        for line in ("prefill 24", "decode 33 at 0", "2 x decode 33 at 64"):
+        for line in ("prefill 24", "decode 150 at 0", "2 x decode 150 at 64"):
             self.assertIn(f"\n{line} ", result.stdout)
 
     def test_a_share_is_a_part_and_says_so(self):

@@ -49,7 +49,10 @@ else
     rm "$here/rest.tar.xz"
   fi
   work="$(mktemp -d)" || exit 1
-  trap 'rm -rf "$work"' EXIT
+  # A GPU that nobody holds is set up anew by each program, which takes it seconds.
+  nvidia-smi -l 3600 > /dev/null 2>&1 < /dev/null &
+  holder=$!
+  trap 'kill "$holder" 2> /dev/null || true; rm -rf "$work"' EXIT
   mkdir -p "$out" || exit 1
   : > "$out/summary.txt"
   : > "$out/phases.log"
@@ -159,7 +162,7 @@ short=$((seconds < whole))
 
 # ---- 0: the machine, and what it can do at most: all later shares are of these rates.
 t machine 10 bash -c 'uname -srm; ldd --version | head -n 1; sha256sum "$1"/bin/* | sha256sum | cut -c 1-16; exec "${@:2}"' \
-  machine "$here" nvidia-smi --format=csv,noheader \
+  machine "$here" nvidia-smi --id=0 --format=csv,noheader \
   --query-gpu=driver_version,memory.total,clocks.max.sm,compute_cap,mig.mode.current,name
 cublas=
 ((dry)) || cublas="$(find_library libcublas.so.13 libcublas.so.12)"
@@ -183,7 +186,8 @@ if [[ -z "$sanitizer" ]]; then
   skip sanitizers "no compute-sanitizer on this machine"
   saved=$sanitizer_seconds
 else
-  sanitize=("$sanitizer" --target-processes all --error-exitcode 9 --print-limit 20)
+  # Only the kernels that run: all others would be instrumented first.
+  sanitize=(env CUDA_MODULE_LOADING=LAZY "$sanitizer" --target-processes all --error-exitcode 9 --print-limit 20)
   # planted TOOL FAULT: the tool exits with its own code.
   planted() {
     t "planted_$1" 8 bash -c '"$@"; status=$?; echo "exit status $status; 9 says that the fault was reported"; ((status == 9))' \
@@ -217,7 +221,7 @@ else
   t roofline "$limit" "${run[@]}" "$here/bin/roofline" "$out/ceilings.json" "$out/roofline.tsv" "$((limit - 10))"
 fi
 
-# ---- 5: the emulator's counters beside ncu's, of eight launches.
+# ---- 5: the emulator's counters beside ncu's, of nine launches.
 if ((!short)); then
   ncu=ncu
   ((dry)) || ncu="$(find_tool ncu)"

@@ -31,7 +31,8 @@ int main(int argc, char** argv) {
     if (name != names[i]) continue;
     const absl::Status status = bitshard::Run(static_cast<bitshard::Fault>(i));
     if (!status.ok()) std::fprintf(stderr, "error: %s\n", status.ToString().c_str());
-    return bitshard::ExitStatus(status.ok() ? 0 : 1);
+    // A fault may break the device, and compute-sanitizer speaks only where the program does not.
+    return bitshard::ExitStatus(status.ok() || i > 0 ? 0 : 1);
   }
   std::fprintf(stderr, "usage: %s none|oob|race|uninit\n", argv[0]);
   return 2;

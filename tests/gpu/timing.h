@@ -1,4 +1,5 @@
-// Times of work on a device, by the host's clock: graph replays, and work as it is enqueued.
+// Times of work on a device, by its own events: graph replays, and work as it is enqueued. Each is
+// repeated to some milliseconds, on a device that is warm.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,8 @@ struct Timing {
   double spread = 0;   // (largest - smallest) / median
 };
 
-// Captures `enqueue`, which enqueues `launches` equal pieces of work, and times its replays.
+// Captures `enqueue`, which enqueues `launches` equal pieces of work, as often as a repetition
+// wants it, and times the replays.
 absl::StatusOr<Timing> TimeGraph(Device& device, DeviceStream& stream, int launches,
                                  int repetitions, const std::function<absl::Status()>& enqueue);
 

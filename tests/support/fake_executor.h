@@ -50,6 +50,9 @@ class FakeExecutor : public StepExecutor {
   // The group is lost: plans that have not run never will. Nothing happens when no group is ready.
   void LoseGroup(absl::Status why);
 
+  // As if a rank were further in a step than before. REQUIRES: started.
+  void Move() { listener_->OnStepMoved(); }
+
   // kThread: while held, plans wait. Release goes on.
   void Hold();
   void Release();

@@ -57,6 +57,10 @@ class DeviceCollective : public Collective {
   virtual absl::Status AllGather(const void* mine, void* all, size_t bytes,
                                  DeviceStream& stream) = 0;
 
+  // Records the event behind what the host's operations have left on a stream of the collective's
+  // own; nothing where it has none.
+  virtual absl::Status RecordOwnWork(DeviceEvent& /*event*/) { return absl::OkStatus(); }
+
   // Until the last Record of `event` has been passed, for at most the collective's operation
   // timeout, which begins anew whenever the progress word has changed. Errors of the stream's work
   // come back as they are.

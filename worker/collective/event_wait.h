@@ -7,7 +7,10 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
+#include "kernels/base/monotonic_time.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/device.h"
 
@@ -42,6 +45,17 @@ inline absl::Status AwaitEvent(Device& device, DeviceEvent& event,
     RETURN_IF_ERROR(alive());
     RETURN_IF_ERROR(done.status());
     if (*done) return absl::OkStatus();
+  }
+}
+
+// Whether the last Record of `event` is passed before `patience` is over.
+inline absl::StatusOr<bool> PassedWithin(Device& device, DeviceEvent& event,
+                                         absl::Duration patience) {
+  const absl::Time deadline = MonotonicNow() + patience;
+  for (const EventWait wait;; wait.Pause()) {
+    const bool late = MonotonicNow() > deadline;
+    ASSIGN_OR_RETURN(const bool passed, device.Done(event));
+    if (passed || late) return passed;
   }
 }
 

@@ -27,6 +27,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
+#include "kernels/base/monotonic_time.h"
 #include "kernels/base/status_macros.h"
 #include "worker/collective/collective.h"
 #include "worker/collective/device_collective.h"
@@ -69,9 +70,9 @@ absl::Status OrLost(const absl::Status& status, const Device& device, absl::stri
 
 // In order first, because others may still be fetching what this rank has sent.
 void Close(ncclComm_t communicator) {
-  const absl::Time deadline = absl::Now() + kClosePatience;
+  const absl::Time deadline = MonotonicNow() + kClosePatience;
   ncclResult_t state = ncclCommFinalize(communicator);
-  while (state == ncclInProgress && absl::Now() < deadline) {
+  while (state == ncclInProgress && MonotonicNow() < deadline) {
     absl::SleepFor(kPoll);
     state = StateOf(communicator);
   }
@@ -108,6 +109,9 @@ class NcclCollective final : public DeviceCollective {
 
   int rank() const override { return rank_; }
   int world() const override { return world_; }
+  absl::Status RecordOwnWork(DeviceEvent& event) override {
+    return device_.Record(event, *stream_);
+  }
 
   absl::Status AllReduceSum(absl::Span<int64_t> values) override {
     RETURN_IF_ERROR(Cause(watchdog_->status()));
@@ -346,13 +350,8 @@ class NcclCollective final : public DeviceCollective {
   // False when the stream's work is not over, a moment later: then only an abort is left.
   bool CloseWindow(ncclComm_t communicator) {
     if (!device_.Record(*event_, *window_stream_).ok()) return false;
-    const absl::Time deadline = absl::Now() + kClosePatience;
-    for (;;) {
-      const absl::StatusOr<bool> over = device_.Done(*event_);
-      if (!over.ok() || (!*over && absl::Now() >= deadline)) return false;
-      if (*over) break;
-      absl::SleepFor(kPoll);
-    }
+    const absl::StatusOr<bool> over = PassedWithin(device_, *event_, kClosePatience);
+    if (!over.ok() || !*over) return false;
     const ncclResult_t closed = window_.Close(communicator);
     if (closed != ncclSuccess)
       LogWarning("nccl: {}", DescribeNccl("ncclCommWindowDeregister", closed, communicator));
@@ -442,7 +441,7 @@ absl::StatusOr<std::vector<NcclCard>> ExchangeCards(const DeviceGroup& group) {
 absl::StatusOr<std::unique_ptr<DeviceCollective>> Join(const DeviceGroup& group,
                                                        absl::Duration timeout,
                                                        const std::atomic<bool>* stop) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = MonotonicNow() + timeout;
   ASSIGN_OR_RETURN(const std::vector<NcclCard> cards, ExchangeCards(group));
   // Makes the device this thread's, in which NCCL finds it.
   RETURN_IF_ERROR(WithContext(group.device->Mem().status(), NameOf(group)));
@@ -461,7 +460,7 @@ absl::StatusOr<std::unique_ptr<DeviceCollective>> Join(const DeviceGroup& group,
     if (state != ncclInProgress) break;
     if (stop != nullptr && stop->load(std::memory_order_relaxed)) {
       called_off = Named(group, absl::StatusCode::kCancelled, "called off");
-    } else if (absl::Now() >= deadline) {
+    } else if (MonotonicNow() >= deadline) {
       called_off = Named(group, absl::StatusCode::kUnavailable,
                          absl::StrCat("not all ", group.world, " ranks met within ",
                                       absl::FormatDuration(timeout), "; ", NcclAdvice()));

@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/checked_math.h"
+#include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "worker/collective/device_collective.h"
 #include "worker/device/device_groups.h"
@@ -160,8 +161,14 @@ absl::Status DeviceBindContext::ReserveAttention(const KvLayout& layout, int q_h
 absl::Status DeviceBindContext::MakeAttentionScratch() {
   // The rest is the cache's, and a worker is not refused for what only makes it faster.
   constexpr uint64_t kShareOfTheRest = 8;
-  attention_bytes_ = std::min(attention_bytes_,
-                              (options_.max_workspace_bytes - workspace_bytes_) / kShareOfTheRest);
+  const uint64_t room = (options_.max_workspace_bytes - workspace_bytes_) / kShareOfTheRest;
+  if (room < attention_bytes_) {
+    LogInfo(
+        "worker: attention over long contexts has {} bytes for partial results, {} would make it "
+        "faster: raise --memory",
+        room, attention_bytes_);
+    attention_bytes_ = room;
+  }
   ASSIGN_OR_RETURN(attention_scratch_, Scratch(attention_bytes_));
   return absl::OkStatus();
 }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "kernels/base/check.h"
 #include "kernels/base/checked_math.h"
@@ -36,6 +35,7 @@ const RegisterDeviceOp kSample(internal::Node::kSample, "sample", /*bind=*/nullp
 constexpr uint64_t kLayerAlignment = 256;
 // Up to here kernels may differ from one power of two to the next.
 constexpr int64_t kFewTokens = 32;
+constexpr absl::Duration kSumPatience = absl::Seconds(2);  // at the end of an epoch
 
 class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
  public:
@@ -53,7 +53,7 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
         deterministic_(!options.numerics.nondeterministic()),
         max_tokens_(options.numerics.max_step_tokens()) {}
 
-  // Buffers go when nothing uses them any more.
+  // Buffers go when nothing uses them any more. A lost device's process ends without this.
   ~DeviceExecutor() override {
     EndEpoch(nullptr).IgnoreError();
     if (use_ != nullptr) use_->workspace_bytes = use_->pinned_bytes = 0;
@@ -92,8 +92,8 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   DeviceStep StepOf(int64_t tokens, int64_t max_context) const;
   // Until everything on the stream is over.
   absl::Status Await();
-  // The same when the epoch's communicator is gone: for a while.
-  absl::Status AwaitEnd();
+  // The same for so long, without the communicator. A lost device when it was not enough.
+  absl::Status AwaitEnd(absl::Duration patience);
   // Whoever saw the error first: when the device is lost, that is what is said.
   absl::Status Blame(const absl::Status& status);
   absl::Status RunOnDevice(StepState& step, StepProgress& progress);
@@ -127,6 +127,9 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   DeviceBuffer word_;                   // how far the device has come
   uint64_t* device_word_ = nullptr;
   DeviceProfile profile_;
+
+  // Of the last epoch, while the device may still work on what it owns.
+  std::unique_ptr<Collective> ended_collective_;
 
   // Of the running epoch.
   DeviceCollective* collective_ = nullptr;
@@ -344,21 +347,19 @@ absl::Status DeviceExecutor::Await() {
   return collective_->Await(*event_);
 }
 
-absl::Status DeviceExecutor::AwaitEnd() {
+absl::Status DeviceExecutor::AwaitEnd(absl::Duration patience) {
   if (event_ == nullptr) return absl::OkStatus();  // nothing was bound
   RETURN_IF_ERROR(device_.Record(*event_, *stream_));
-  const absl::Time deadline = absl::Now() + end_patience_;
-  for (const EventWait wait;; wait.Pause()) {
-    const bool late = absl::Now() > deadline;
-    ASSIGN_OR_RETURN(const bool done, device_.Done(*event_));
-    if (done) return absl::OkStatus();
-    if (late) break;
+  ASSIGN_OR_RETURN(bool ended, PassedWithin(device_, *event_, patience));
+  if (ended && ended_collective_ != nullptr && ended_collective_->device_collective() != nullptr) {
+    RETURN_IF_ERROR(ended_collective_->device_collective()->RecordOwnWork(*event_));
+    ASSIGN_OR_RETURN(ended, PassedWithin(device_, *event_, patience));
   }
+  if (ended) return absl::OkStatus();
   return DeviceLostError(absl::StrCat(
-      "the device still works ", absl::FormatDuration(end_patience_),
+      "the device still works ", absl::FormatDuration(patience),
       " after everything was called off: a kernel that never ends, as NCCL's before 2.29.7 may be "
-      "when a peer is gone. The device is lost to this process, which must end and be started "
-      "again"));
+      "when a peer is gone. This process must end and be started again"));
 }
 
 absl::Status DeviceExecutor::Blame(const absl::Status& status) {
@@ -436,14 +437,19 @@ void DeviceExecutor::Tap(uint32_t slot, uint32_t position, int64_t row) const {
 }
 
 absl::Status DeviceExecutor::EndEpoch(std::unique_ptr<Collective> collective) {
-  // What was captured with the communicator goes before it; with it ends what still runs.
+  // What was captured with the communicator goes before it.
   graphs_.clear();
   if (collective != nullptr && collective_ != nullptr) collective_->SetProgressWord(nullptr);
   collective_ = nullptr;
-  collective.reset();
-  const absl::Status ended = AwaitEnd();
-  // Memory that is still worked on cannot be given back: that would wait for the work.
+  if (collective != nullptr) ended_collective_ = std::move(collective);
+  absl::Status ended = AwaitEnd(std::min(kSumPatience, end_patience_));
+  if (IsDeviceLost(ended) && ended_collective_ != nullptr) {
+    ended_collective_->Abort();  // with it ends a sum that waits for others
+    ended = AwaitEnd(end_patience_);
+  }
+  // Memory that is still worked on, the communicator's too, cannot be given back: that would wait.
   if (IsDeviceLost(ended)) return WithContext(ended, "when an epoch ended: ");
+  ended_collective_.reset();
   cache_ = DeviceBuffer();
   if (use_ != nullptr) use_->kv_cache_bytes = 0;
   layers_.clear();

@@ -30,8 +30,9 @@ struct DeviceOptions {
   bool use_graphs = true;          // false: every step launch by launch; the bits are the same
   bool profile_ops = false;        // likewise, and the profile is by ops (device_profile.h)
   bool scan_logits = true;         // false: all logits go to the host; the results are the same
-  // For what an epoch leaves on the device to end. A step is over in seconds at the worst, sums
-  // that an abort cut off at once; what takes longer never ends.
+  // For what an epoch leaves on the device to end after an abort. A step is over in seconds at the
+  // worst, sums that were cut off at once; what takes longer never ends. The coordinator lets this
+  // worker go earlier, so that the reason is in its log alone.
   absl::Duration end_patience = absl::Seconds(20);
 };
 

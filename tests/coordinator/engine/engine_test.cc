@@ -92,6 +92,20 @@ TEST_F(EngineTest, EngineThatWasNeverStartedRefusesDrainsAndStops) {
   engine->Stop();
 }
 
+// Readiness follows it: a long step is no hung one.
+TEST_F(EngineTest, AStepThatMovesIsProgress) {
+  StartEngine();
+  executor_->Hold();
+  const auto sink = Send(Request("a", 20, 10));
+  executor_->AwaitPlans(1);
+  const absl::Time before = engine_->Stats().last_progress;
+  EXPECT_EQ(engine_->Stats().last_progress, before);
+  executor_->Move();
+  EXPECT_GT(engine_->Stats().last_progress, before);
+  executor_->Release();
+  EXPECT_TRUE(sink->AwaitEnd().status.ok());
+}
+
 TEST_F(EngineTest, AbortOfARequestWhoseStepHangsEndsItAtOnce) {
   StartEngine();
   executor_->Hold();

@@ -68,6 +68,7 @@ class GroupHarness : public GroupOutput {
   void OnStepDone(std::unique_ptr<internal::StepResult> result) override {
     events.push_back(absl::StrCat("step ", result->step(), " of rank ", result->rank()));
   }
+  void OnStepMoved() override { ++moves; }
   void OnGroupLost(uint64_t term, uint64_t epoch, const absl::Status& why) override {
     events.push_back(absl::StrCat("lost ", term, "/", epoch));
     losses.push_back(why);
@@ -213,6 +214,7 @@ class GroupHarness : public GroupOutput {
   std::vector<absl::Status> losses;
   std::vector<absl::Status> hopeless;
   std::vector<GroupInfo> infos;
+  int moves = 0;  // OnStepMoved
   Group group;
 };
 

@@ -331,6 +331,20 @@ TEST(Group, KvBytesLimitTheBlocks) {
   EXPECT_EQ(h.infos[0].cache_blocks, 10u);
 }
 
+// Of ranks whose words say that they are further, not of those that say the same again.
+TEST(Group, TellsThatAStepMoves) {
+  GroupHarness h(2);
+  h.BringUp(2);
+  h.Submit(1);
+  h.moves = 0;
+  h.Heartbeat(2, 1, 3, /*busy=*/true);
+  EXPECT_EQ(h.moves, 1);
+  h.Heartbeat(2, 1, 3, /*busy=*/true);
+  EXPECT_EQ(h.moves, 1);
+  h.Heartbeat(2, 1, 4, /*busy=*/true);
+  EXPECT_EQ(h.moves, 2);
+}
+
 // What is not given follows from the device. A KV block of DefaultOptions has 1,024 bytes.
 TEST(Group, TheDeviceDecidesWhatIsNotGiven) {
   constexpr uint64_t kBlocks = 3 << 20;  // 3 GiB
@@ -352,6 +366,31 @@ TEST(Group, TheDeviceDecidesWhatIsNotGiven) {
     ASSERT_EQ(h.infos.size(), 1u) << device;
     EXPECT_EQ(h.infos[0].max_step_tokens, tokens) << device;
     EXPECT_EQ(h.infos[0].cache_blocks, blocks) << device;
+  }
+}
+
+// Anew for each group, whatever the last one ran on.
+TEST(Group, AnotherDeviceAfterALossDecidesAnew) {
+  GroupOptions options = GroupHarness::DefaultOptions(1);
+  options.numerics.set_max_step_tokens(0);
+  GroupHarness h(options);
+  uint32_t connection = 0;
+  for (const auto& [device, tokens] :
+       {std::pair("cpu", 256u), std::pair("cuda:0", 8192u), std::pair("cpu", 256u)}) {
+    ++connection;
+    h.Connect(connection);
+    internal::Register registration = GroupHarness::Registration(static_cast<int>(connection));
+    registration.set_device(device);
+    registration.add_collectives("shm");
+    h.Register(connection, registration);
+    h.Loaded(connection, /*blocks=*/3 << 20);
+    h.Joined(connection);
+    h.Ready(connection);
+    ASSERT_EQ(h.infos.size(), connection) << device;
+    EXPECT_EQ(h.infos.back().max_step_tokens, tokens) << device;
+    EXPECT_EQ(h.infos.back().cache_blocks, tokens == 256 ? 1u << 20 : 3u << 20) << device;
+    h.group.Disconnected(connection, h.now);
+    h.Pass(absl::Seconds(20), {});
   }
 }
 

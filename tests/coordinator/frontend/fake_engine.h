@@ -77,6 +77,10 @@ class FakeEngine : public Engine {
     AwaitChange(lock, "a cancel", [&] { return !cancelled_.empty(); });
     return cancelled_.back();
   }
+  bool cancelled() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return !cancelled_.empty();
+  }
   size_t submitted() const {
     std::lock_guard<std::mutex> lock(mu_);
     return submitted_.size();
@@ -142,12 +146,9 @@ class FakeEngine : public Engine {
     void OnDelta(TokenDelta delta) override { sink_->OnDelta(std::move(delta)); }
     void OnChoiceEnd(RequestEnd end) override { sink_->OnChoiceEnd(std::move(end)); }
     void OnEnd(RequestEnd end) override {
-      ended_ = true;
-      sink_->OnEnd(std::move(end));
+      if (!ended_.exchange(true)) sink_->OnEnd(std::move(end));
     }
-    void EndIfLeft() {
-      if (!ended_) OnEnd(Failed(absl::CancelledError("the test is over")));
-    }
+    void EndIfLeft() { OnEnd(Failed(absl::CancelledError("the test is over"))); }
 
    private:
     const std::shared_ptr<RequestSink> sink_;

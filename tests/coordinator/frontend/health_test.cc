@@ -144,7 +144,7 @@ TEST(Readiness, NeedsAReadyGroupProgressAndNoDrain) {
   stats.last_progress = now - absl::Seconds(6);
   EXPECT_FALSE(JudgeReadiness(stats, false, absl::Seconds(5), now).ready);
   EXPECT_THAT(JudgeReadiness(stats, false, absl::Seconds(5), now).reason,
-              HasSubstr("no step has ended"));
+              HasSubstr("no step has moved"));
   for (const auto state : {EngineStats::GroupState::kForming, EngineStats::GroupState::kLost}) {
     stats = Ready();
     stats.group = state;

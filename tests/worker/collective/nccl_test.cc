@@ -295,14 +295,14 @@ TEST(Nccl, TheWatchdogDoesNotLookWhileTheStepThreadIsInNccl) {
   EXPECT_EQ(ranks.Wait(1), "");
 }
 
-// Runs a step of 2 s on both ranks' devices, whose word changes every 10 ms or not at all.
+// Runs a step of 5 s on both ranks' devices, whose word changes every 10 ms or not at all.
 std::vector<std::string> LongStep(bool moves) {
   const Plan plan = {.id = NewId(), .world = 2, .operation_timeout = kShort};
   return RunThreads(plan, [moves](Rank& rank) -> std::string {
     uint64_t word = 0;
     (*rank).SetProgressWord(&word);
     const auto work = [&] {
-      for (int i = 0; i < 200; ++i) {
+      for (int i = 0; i < 500; ++i) {
         absl::SleepFor(absl::Milliseconds(10));
         if (moves) std::atomic_ref<uint64_t>(word).fetch_add(1);
       }

@@ -276,26 +276,34 @@ TEST(DeviceExecutor, SaysThatTheDeviceIsLostWhileAnEpochStarts) {
 }
 
 // A peer may be gone and the kernel that waits for it never end, whatever was called off.
+// With several ranks the communicator has memory on the device too, which must not be given back;
+// the other ranks end their epoch.
 TEST(DeviceExecutor, GivesADeviceUpThatWorksOnWhenAnEpochEnds) {
-  const TinyModel model = MakeTinyModel();
-  const DeviceRanks ranks(model, 1, {.end_patience = absl::Milliseconds(50)});
-  StepRunner& runner = ranks->runner(0);
-  StepPlan plan = ranks->NextPlan();
-  AddSequence(plan, 0, 1, Prompt(3, 1));
-  AddRow(plan, 0, 1, 0, 3, internal::ROW_SAMPLE);
-  fake::HoldDevice(0);
-  std::thread step([&] { EXPECT_FALSE(runner.Run(plan).ok()); });
-  fake::AwaitHeldWork(0);
-  runner.collective()->Abort();
-  step.join();
-  const absl::Status ended = runner.EndEpoch();
-  EXPECT_TRUE(IsDeviceLost(ended)) << ended;
-  EXPECT_NE(ended.message().find("when an epoch ended: the device still works 50ms after"),
-            std::string::npos)
-      << ended;
-  fake::ResumeDevice(0);
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_TRUE(runner.EndEpoch().ok());  // and the cache goes
+  for (const int world : {1, 2}) {
+    const TinyModel model = MakeTinyModel();
+    const DeviceRanks ranks(model, world, {.end_patience = absl::Milliseconds(50)});
+    StepRunner& runner = ranks->runner(0);
+    StepPlan plan = ranks->NextPlan();
+    AddSequence(plan, 0, 1, Prompt(3, 1));
+    AddRow(plan, 0, 1, 0, 3, internal::ROW_SAMPLE);
+    fake::HoldDevice(0);
+    std::vector<std::thread> steps;
+    for (int rank = 0; rank < world; ++rank)
+      steps.emplace_back([&, rank] { EXPECT_FALSE(ranks->runner(rank).Run(plan).ok()); });
+    fake::AwaitHeldWork(0);
+    for (int rank = 0; rank < world; ++rank) ranks->runner(rank).collective()->Abort();
+    for (std::thread& step : steps) step.join();
+    const absl::Status ended = runner.EndEpoch();
+    EXPECT_TRUE(IsDeviceLost(ended)) << ended;
+    EXPECT_NE(ended.message().find("when an epoch ended: the device still works 50ms after"),
+              std::string::npos)
+        << ended;
+    for (int rank = 1; rank < world; ++rank) EXPECT_TRUE(ranks->runner(rank).EndEpoch().ok());
+    fake::ResumeDevice(0);
+    EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_TRUE(runner.EndEpoch().ok());  // and the cache goes
+  }
 }
 
 TEST(DeviceExecutor, ErrorsOfNodesKeepThatTheDeviceIsLost) {

@@ -259,11 +259,18 @@ class Outcomes:
         self.file = open(path, "a+", encoding="utf-8")  # pylint: disable=consider-using-with
         self.file.seek(0)
         self.of = {}
-        for line in self.file:
+        whole = 0
+        for line in self.file.read().splitlines(keepends=True):
+            if not line.endswith("\n"):  # the run was ended while it wrote
+                self.file.truncate(whole)
+                break
+            whole += len(line.encode())
             number, outcome = line.rstrip("\n").split("\t")
             self.of[int(number)] = outcome or None
 
     def add(self, mutant, outcome):
+        if mutant.number in self.of:
+            return
         self.of[mutant.number] = outcome
         self.file.write(f"{mutant.number}\t{outcome or ''}\n")
         self.file.flush()
@@ -272,11 +279,14 @@ class Outcomes:
 def kept_folder(keep, root, inputs, wanted, tests):
     """Of runs with the same sources, tests and wishes."""
     digest = hashlib.sha256(f"{tests} {[(mutant.path, mutant.begin, mutant.change) for mutant in wanted]}".encode())
-    for name in sorted(os.listdir(os.path.join(root, mutants.KERNELS))):
-        path = os.path.join(root, mutants.KERNELS, name)
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
+    # Headers of other folders too, and what makes the mutants.
+    for folder, _, names in sorted(os.walk(os.path.join(root, os.path.dirname(mutants.KERNELS)))):
+        for name in sorted(names):
+            with open(os.path.join(folder, name), "rb") as file:
                 digest.update(file.read())
+    for path in (__file__, mutants.__file__):
+        with open(path, "rb") as file:
+            digest.update(file.read())
     for path in _lines(inputs + ".link"):
         if os.path.exists(path):
             digest.update(f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}".encode())

@@ -124,6 +124,7 @@ class Kept(unittest.TestCase):
         with ended.file:
             ended.add(self.made[0], "wrong results")
             ended.add(self.made[1], None)
+            ended.file.write(f"{self.made[2].number}\twro")  # ended here
         next_one = mutate.Outcomes(path)
         with next_one.file:
             self.assertEqual(next_one.of, {self.made[0].number: "wrong results", self.made[1].number: None})
