@@ -65,7 +65,9 @@ class ChaosProxy:
         except (OSError, asyncio.CancelledError):
             pass  # the service is down, or cut_all
         finally:
-            for writer in writers:
+            # What has passed arrives, then the end: a reset could overtake it.
+            client_writer.close()
+            for writer in writers[1:]:
                 writer.transport.abort()
             self._tasks.discard(asyncio.current_task())
 
