@@ -65,15 +65,13 @@ class ChaosProxy:
         except (OSError, asyncio.CancelledError):
             pass  # the service is down, or cut_all
         finally:
-            # What has passed arrives, then the end: a reset could overtake it.
-            client_writer.close()
-            for writer in writers[1:]:
+            for writer in writers:
                 writer.transport.abort()
             self._tasks.discard(asyncio.current_task())
 
     async def _pump(self, reader, writer, left):
         """Until the end of either side, or `left` bytes have passed."""
-        silent = isinstance(left, Silent)
+        silent, some = isinstance(left, Silent), bool(left)
         while data := await reader.read(_CHUNK):
             writer.write(data if left is UNCUT else data[:left])
             await writer.drain()
@@ -84,6 +82,8 @@ class ChaosProxy:
                 self.broken += 1
                 if silent:
                     await asyncio.Event().wait()
+                if some:  # for it to be read: a reset can overtake it
+                    await asyncio.sleep(0.2)
                 return
 
     def cut_all(self):
