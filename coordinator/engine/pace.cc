@@ -44,7 +44,7 @@ ServiceRates Pace::Rates(uint32_t token_budget) const {
   step.prefill_tokens = chunk;
   // As prompts of the usual length: one as long as the chunk would have far more context.
   const uint32_t prompt =
-      std::clamp(static_cast<uint32_t>(given_tokens_.value()), uint32_t{1}, chunk);
+      std::max(uint32_t{1}, std::min(chunk, static_cast<uint32_t>(given_tokens_.value())));
   step.context_tokens +=
       chunk / prompt * StepLoad::ContextOf(0, prompt) + StepLoad::ContextOf(0, chunk % prompt);
   rates.prefill_token_seconds = model_.Expected(step) / chunk;

@@ -32,6 +32,7 @@ TEST(Pace, APromptsTimeDoesNotGrowWithTheBudget) {
   const double truth = kToken + kPosition * (kPrompt + 1) / 2;
   for (const uint32_t budget : {256u, 8192u})
     EXPECT_NEAR(pace.Rates(budget).prefill_token_seconds, truth, 0.1 * truth) << budget;
+  pace.Rates(0);  // of a group that offers nothing: no more than no answer
 }
 
 }  // namespace
