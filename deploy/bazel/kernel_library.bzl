@@ -80,8 +80,10 @@ def _nvcc_archive_impl(ctx):
             progress_message = "Compiling {} for GPUs".format(source.short_path),
             inputs = headers + [source],
             outputs = [made, ptxas],
-            # The version, because the compiler is no input.
-            command = ": nvcc {}; \"$@\" 2> {log} || {{ cat {log} >&2; exit 1; }}".format(NVCC_VERSION, log = ptxas.path),
+            # The version, because the compiler is no input. A folder of its own, because nvcc names its files by its process id,
+            # which in every sandbox is the same.
+            command = (": nvcc {}; export TMPDIR; TMPDIR=$(mktemp -d); trap 'rm -rf \"$TMPDIR\"' EXIT; " +
+                       "\"$@\" 2> {log} || {{ cat {log} >&2; exit 1; }}").format(NVCC_VERSION, log = ptxas.path),
             arguments = [NVCC] + _NVCC_FLAGS +
                         ["-gencode=" + _ARCHITECTURES[name] for name in ctx.attr.architectures] +
                         ["-c", source.path, "-o", made.path],

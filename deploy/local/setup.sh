@@ -37,12 +37,14 @@ install_packages() {
   fi
   say "installing ${#missing[@]} Debian packages: ${missing[*]}"
   "${as_root[@]}" apt-get update -qq || die "apt-get update failed; is there a network?"
+  local log
+  log=$(mktemp)
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" \
-    > "${TMPDIR:-/tmp}/bitshard-apt.$$.log" 2>&1 || {
-    tail -n 30 "${TMPDIR:-/tmp}/bitshard-apt.$$.log" >&2
+    > "$log" 2>&1 || {
+    tail -n 30 "$log" >&2
     die "apt-get install failed (the end of its output is above)"
   }
-  rm -f "${TMPDIR:-/tmp}/bitshard-apt.$$.log"
+  rm -f "$log"
 }
 
 # Points Bazel to the disk cache, and puts into every action's key what Bazel does not see: compiler and libraries.

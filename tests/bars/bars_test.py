@@ -1,6 +1,8 @@
 """Holds the kernels to tests/bars/kernels.tsv, and shows that each kind of worsening is found."""
 
+import os
 import sys
+import tempfile
 import unittest
 
 import bars
@@ -68,6 +70,18 @@ class ReadingIsRight(unittest.TestCase):
     def test_a_kernel_that_ptxas_did_not_name_is_an_error(self):
         with self.assertRaises(SystemExit):
             kernel_figures.table("kernels/cuda/small.cu", SASS, "")
+
+    def test_each_disassembler_has_a_folder_of_its_own(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "cuobjdump")
+            with open(program, "w", encoding="utf-8") as file:
+                file.write('#!/bin/sh\necho "$TMPDIR $(ls -A "$TMPDIR" | wc -l)"\ntouch "$TMPDIR/tmpxft_00000004"\n')
+            os.chmod(program, 0o700)
+            seen = [kernel_figures.dump_sass(folder, "linear.o").split() for _ in range(2)]
+        self.assertNotEqual(seen[0][0], seen[1][0])
+        for scratch, files in seen:
+            self.assertEqual(files, "0")
+            self.assertFalse(os.path.exists(scratch))
 
     def test_names_without_namespaces_and_parameters(self):
         for demangled, short in (

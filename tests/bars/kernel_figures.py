@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 COLUMNS = [
     "source", "kernel", "architecture",
@@ -204,11 +205,21 @@ def table(source, sass, ptxas):
     return sorted(rows, key=lambda row: (row["kernel"], row["architecture"]))
 
 
+def dump_sass(folder, binary):
+    """What `cuobjdump --dump-sass` of that folder prints of an object file.
+
+    It has a folder of its own for what it hands to nvdisasm: it names these files by its process id, which in every sandbox is
+    the same.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = {**os.environ, "PATH": folder + ":" + os.environ.get("PATH", "/usr/bin:/bin"), "TMPDIR": scratch}
+        return subprocess.run([os.path.join(folder, "cuobjdump"), "--dump-sass", binary], env=environment,
+                              stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
 def main():
     source, binary, log, folder, out = sys.argv[1:]
-    environment = {**os.environ, "PATH": folder + ":" + os.environ.get("PATH", "/usr/bin:/bin")}
-    sass = subprocess.run([os.path.join(folder, "cuobjdump"), "--dump-sass", binary], env=environment,
-                          stdout=subprocess.PIPE, text=True, check=True).stdout
+    sass = dump_sass(folder, binary)
     with open(log, encoding="utf-8") as file:
         rows = table(source, sass, file.read())
     with open(out, "w", encoding="utf-8") as file:

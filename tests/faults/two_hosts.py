@@ -6,6 +6,7 @@ name and a /dev/shm of its own too. Root only.
 
 import ctypes
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -32,7 +33,8 @@ class TwoHosts:
         for program in ("ip", "unshare", "mount"):
             if shutil.which(program) is None:
                 raise Impossible(f"there is no program `{program}`")
-        self.names = {host: f"bitshard-{os.getpid()}-{host}" for host in "ab"}
+        unique = secrets.token_hex(8)
+        self.names = {host: f"bitshard-{unique}-{host}" for host in "ab"}
         try:
             for name in self.names.values():
                 _run("ip", "netns", "add", name)

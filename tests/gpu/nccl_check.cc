@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -14,6 +13,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "tests/gpu/probes.h"
+#include "tests/support/unique_id.h"
 #include "worker/collective/collective.h"
 #include "worker/collective/device_collective.h"
 
@@ -71,7 +71,7 @@ class Checks {
 
   DeviceGroup Group(uint64_t epoch, int world) const {
     DeviceGroup group;
-    group.id = absl::StrCat("check-", getpid(), "-", epoch);
+    group.id = UniqueId("check");
     group.epoch = epoch;
     group.world = world;
     group.device = &device_;

@@ -251,10 +251,26 @@ def life_documents(tree):
 
 
 def test_ids(tree):
-    """No test names what processes share by its process id, which others have too."""
-    for path, number, line in _lines(tree, (".h", "_test.cc")):
-        if path.startswith("tests/") and not path.startswith("tests/support/") and re.search(r"StrCat\(.*\bgetpid\(", line):
-            yield f"{path}:{number}: UniqueId (tests/support/unique_id.h) in place of a process id"
+    """Nothing that processes share is named by a process id: each sandbox and each container has its own, with the same ones."""
+    of_kind = {
+        (".h", ".cc"): (r"(StrCat|to_string)\(.*\bgetpid\(", "UniqueId (tests/support/unique_id.h)"),
+        (".py",): (r"\{os\.getpid\(\)", "tempfile or secrets.token_hex"),
+        (".sh",): (r"\$\$(?!\w)", "mktemp"),
+    }
+    for endings, (pattern, instead) in of_kind.items():
+        for path, number, line in _lines(tree, endings):
+            ours = path.startswith("tests/") and not path.startswith("tests/support/") or endings == (".sh",)
+            if ours and re.search(pattern, line):
+                yield f"{path}:{number}: {instead} in place of a process id"
+
+
+def compiler_scratch(tree):
+    """nvcc names its files by its process id: each run has a folder of its own."""
+    for path, text in sorted(tree.items()):
+        if path.endswith(".bzl"):
+            for action in re.split(r"ctx\.actions\.run", text)[1:]:
+                if "[NVCC]" in action and "TMPDIR=$(mktemp -d)" not in action:
+                    yield f"{path}: nvcc without a TMPDIR of its own"
 
 
 def shell_scripts(tree):
@@ -266,5 +282,5 @@ def shell_scripts(tree):
 
 ALL = [
     include_rooms, include_reserved, include_purity, include_paths, pragma_once, head_comment, file_length, no_common,
-    file_names, top_level, todo, machine_paths, visibility, life_documents, test_ids, shell_scripts,
+    file_names, top_level, todo, machine_paths, visibility, life_documents, test_ids, compiler_scratch, shell_scripts,
 ]

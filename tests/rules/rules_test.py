@@ -79,7 +79,13 @@ PLANTED = {
         {"docs/life_of_a_weight.md": "`kernels/base/check.h: Gone`\n"},
         {"docs/life_of_a_weight.md": "nothing\n"},
     ],
-    rules.test_ids: [{"tests/worker/a_test.cc": "// A.\nauto id = absl::StrCat(1, getpid());\n"}],
+    rules.test_ids: [
+        {"tests/worker/a_test.cc": "// A.\nauto id = absl::StrCat(1, getpid());\n"},
+        {"tests/bench/a_bench.cc": "// A.\nauto id = std::to_string(getpid());\n"},
+        {"tests/faults/a.py": 'name = f"a-{os.' 'getpid()}"\n'},
+        {"deploy/local/a.sh": "#!/usr/bin/env bash\nset -euo pipefail\nlog=/tmp/a.$$\n"},
+    ],
+    rules.compiler_scratch: [{"deploy/bazel/a.bzl": 'ctx.actions.run_shell(command = "$@", arguments = [NVCC])\n'}],
     rules.shell_scripts: [{"deploy/local/a.sh": "#!/usr/bin/env bash\necho\n"}],
 }
 

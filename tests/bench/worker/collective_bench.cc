@@ -18,9 +18,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
+#include "tests/support/unique_id.h"
 #include "worker/collective/collective.h"
 #include "worker/collective/gloo.h"
 
@@ -85,7 +85,7 @@ absl::StatusOr<std::vector<std::string>> Tell(int fd, int rank, const std::strin
 int Main() {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) return 1;
-  const std::string id = absl::StrCat("bench-", getpid());
+  const std::string id = UniqueId("bench");
   const int rank = fork() == 0 ? 1 : 0;
   auto shm = JoinShmCollective(id, rank, 2, absl::Seconds(10));
   auto gloo =

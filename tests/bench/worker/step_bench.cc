@@ -25,6 +25,7 @@
 #include "kernels/base/thread_pool.h"
 #include "kernels/registry/machine_peak.h"
 #include "tests/support/thread_group.h"
+#include "tests/support/unique_id.h"
 #include "worker/collective/collective.h"
 #include "worker/step/step_runner.h"
 
@@ -163,7 +164,7 @@ class Ranks {
 
   // Runs all plans on all ranks; the time is that of plans [measured, end).
   Taken Run(const Plans& plans, size_t measured) {
-    const std::string id = "step-bench-" + std::to_string(getpid()) + "-" + std::to_string(epoch_);
+    const std::string id = UniqueId("step-bench");
     Taken taken;
     std::vector<std::thread> threads;
     for (int r = 0; r < world_; ++r) {
