@@ -21,6 +21,7 @@ code version = [1,8]
 \t.headerflags\t@"EF_CUDA_TEXMODE_UNIFIED"
         /*0000*/                   LDC R1, c[0x0][0x28] ;   /* 0x00000a00ff017b82 */
                                                             /* 0x000fe20000000800 */
+        /*0008*/                   PREEXIT ;                             /* 0x000000000000782d */
         /*0010*/                   LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;  /* 0x0 */
         /*0020*/                   LOP3.LUT R8, R4, 0xf000f, RZ, 0xc0, !PT ;  /* 0x0 */
         /*0024*/               @P1 BRA 0x30 ;  /* 0x0 */
@@ -44,9 +45,9 @@ ptxas info    : Function properties for _ZN8bitshard4cuda4HelpEv
 ptxas info    : Used 40 registers, used 1 barriers, 4608 bytes smem
 """
 ROW = {"source": "kernels/cuda/small.cu", "kernel": "Small<4, 2>", "architecture": "sm_90a", "registers": 40,
-       "stack_bytes": 8, "spill_bytes": 8, "shared_bytes": 4608, "instructions": 12, "ldg128": 1, "ldg_narrow": 1,
-       "hmma": 1, "imma": 0, "ldsm": 0, "ldgsts": 0, "local": 1, "loop_instructions": 5, "loop_hmma": 1,
-       "loop_imma": 0, "loop_alu": 1, "loop_ldg": 0, "loop_closing": 1}
+       "stack_bytes": 8, "spill_bytes": 8, "shared_bytes": 4608, "instructions": 13, "ldg128": 1, "ldg_narrow": 1,
+       "hmma": 1, "imma": 0, "ldsm": 0, "ldgsts": 0, "preexit": 1, "local": 1, "loop_instructions": 5,
+       "loop_hmma": 1, "loop_imma": 0, "loop_alu": 1, "loop_ldg": 0, "loop_closing": 1}
 
 
 def rows_of(*rows):

@@ -20,7 +20,7 @@ COLUMNS = [
     # ptxas
     "registers", "stack_bytes", "spill_bytes", "shared_bytes",
     # the code, without NOP and never-predicated instructions
-    "instructions", "ldg128", "ldg_narrow", "hmma", "imma", "ldsm", "ldgsts", "local",
+    "instructions", "ldg128", "ldg_narrow", "hmma", "imma", "ldsm", "ldgsts", "preexit", "local",
     # the loop that does the tensor-core work, 0 where there is none: its shortest way round that leaves out no mma and no load
     # of 8 bytes or more, and how many instructions more it is with a scale applied (the fewest FFMA that are not none; after
     # integer products, where each of their sums is a term of a chain, with all these terms)
@@ -184,6 +184,7 @@ def code_figures(code):
         "imma": _count(real, "IMMA"),
         "ldsm": _count(real, "LDSM"),
         "ldgsts": _count(real, "LDGSTS"),
+        "preexit": _count(real, "PREEXIT"),  # griddepcontrol.launch_dependents: the emulator runs kernels in order and cannot see it
         "local": _count(real, "LDL", "STL"),
         "loop_instructions": len(loop),
         "loop_hmma": _count(loop, "HMMA", "HGMMA", "QMMA"),
