@@ -1,5 +1,6 @@
 // bitshard-coordinator: makes the parts, joins them, and ends them in order. What each part does is
 // in its own room.
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "google/protobuf/stubs/logging.h"
 #include <grpc/support/log.h>
 
@@ -47,6 +49,8 @@ constexpr int kExitBadFlags = 2;
 constexpr uint32_t kBlockTokens = 16;
 // For the last messages of streams that the drain has ended.
 constexpr absl::Duration kLastWords = absl::Seconds(1);
+// An end that takes so much longer than its drain hangs.
+constexpr absl::Duration kEndPatience = absl::Seconds(30);
 
 // Dies with `parent`.
 void DieWithParent(pid_t parent) {
@@ -68,14 +72,19 @@ sigset_t BlockSignals() {
   return set;
 }
 
-// The first signal ends in order, the second at once.
+// The first signal ends in order, the second at once. So does an end that hangs.
 void TakeSignals(const sigset_t& signals, absl::Duration drain, Ending* ending) {
   std::thread([signals, drain, ending] {
     int signal = 0;
     sigwait(&signals, &signal);
     ending->Begin({absl::OkStatus(), signal == SIGTERM ? "SIGTERM" : "SIGINT", drain});
-    sigwait(&signals, &signal);
-    std::_Exit(128 + signal);
+    const timespec patience = absl::ToTimespec(drain + kEndPatience);
+    while ((signal = sigtimedwait(&signals, nullptr, &patience)) < 0 && errno == EINTR) {
+    }
+    if (signal > 0) std::_Exit(128 + signal);
+    LogError("coordinator: event=end_hangs after={}", absl::FormatDuration(drain + kEndPatience));
+    std::fflush(nullptr);
+    std::_Exit(kExitCannotServe);
   }).detach();
 }
 
@@ -264,7 +273,7 @@ int Main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   SetDefaultThreadStack();         // gRPC's threads render templates
   const pid_t parent = getppid();  // first: it may die while we start
-  DescribeCoordinatorFlags();
+  AnswerHelp(CoordinatorHelp(), argc, argv);
   const std::vector<std::string> extra = ParseCommandLine("bitshard-coordinator", argc, argv);
   if (ListMetricsAsked()) {
     std::fputs(CoordinatorMetricsDoc().c_str(), stdout);
@@ -284,6 +293,12 @@ int Main(int argc, char** argv) {
   }
   // Of a taken port gRPC writes 600 characters: for debugging. We say ourselves what matters.
   gpr_set_log_function([](gpr_log_func_args* args) { LogDebug("grpc: {}", args->message); });
+  if (options->open) {
+    LogWarning(
+        "coordinator: --bind={}: whoever reaches the port may use the service, in clear text; see "
+        "SECURITY.md",
+        options->bind);
+  }
   if (options->exit_with_parent) DieWithParent(parent);
   // Protobuf's own lines about hostile requests would fill the log; the caller is told.
   google::protobuf::SetLogHandler(nullptr);

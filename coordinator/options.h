@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "kernels/base/command_line.h"
 #include "proto/worker.pb.h"
 
 namespace bitshard {
@@ -22,7 +23,8 @@ struct CoordinatorOptions {
   std::vector<double> shares;  // empty = equal
   std::string token;           // content of --token-file
 
-  std::string bind;  // public, health, metrics
+  std::string bind;   // public, health, metrics
+  bool open = false;  // --bind is not loopback: other machines reach the public port
   std::string fleet_bind;
   std::string admin_bind;
   int port = 0, fleet_port = 0, health_port = 0, admin_port = 0;
@@ -56,8 +58,7 @@ struct CoordinatorOptions {
   std::string log_level;
 };
 
-// Sets the text of --help. Before ParseCommandLine.
-void DescribeCoordinatorFlags();
+ProgramHelp CoordinatorHelp();
 
 // --list-metrics: nothing is to be done but to print what the metrics page has.
 bool ListMetricsAsked();

@@ -51,7 +51,6 @@ namespace {
 
 constexpr uint32_t kProtocol = 1;  // of proto/worker.proto
 
-constexpr int kExitBadFlags = 2;
 constexpr int kExitNoCoordinator = 3;
 constexpr int kExitDeviceLost = 4;
 
@@ -214,12 +213,12 @@ int Main(int argc, char** argv) {
   // Debian builds Abseil with it on: a graph of all locks, searched at every second one.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const pid_t parent = getppid();  // first: it may die while we start
-  DescribeWorkerFlags();
+  AnswerHelp(WorkerHelp(), argc, argv);
   const std::vector<std::string> extra = ParseCommandLine("bitshard-worker", argc, argv);
   if (!extra.empty()) {
     std::fprintf(stderr, "bitshard-worker: unexpected argument \"%s\"; flags begin with --\n",
                  extra[0].c_str());
-    return kExitBadFlags;
+    return kExitBadCommandLine;
   }
   if (ListMetricsAsked()) {
     std::fputs(WorkerMetricsDoc().c_str(), stdout);
@@ -228,12 +227,12 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags();
   if (!options.ok()) {
     std::fprintf(stderr, "bitshard-worker: %s\n", std::string(options.status().message()).c_str());
-    return kExitBadFlags;
+    return kExitBadCommandLine;
   }
   if (!InitLogging("bitshard-worker", options->log_level)) {
     std::fprintf(stderr, "bitshard-worker: --log-level=%s: use debug, info, warning or error\n",
                  options->log_level.c_str());
-    return kExitBadFlags;
+    return kExitBadCommandLine;
   }
   // gRPC's own lines are for debugging; we say ourselves what matters.
   gpr_set_log_function([](gpr_log_func_args* args) { LogDebug("grpc: {}", args->message); });
@@ -245,7 +244,7 @@ int Main(int argc, char** argv) {
     auto opened = ScoreLog::Open(options->score_log);
     if (!opened.ok()) {
       std::fprintf(stderr, "bitshard-worker: %s\n", std::string(opened.status().message()).c_str());
-      return kExitBadFlags;
+      return kExitBadCommandLine;
     }
     score_log = *std::move(opened);
   }
@@ -254,7 +253,7 @@ int Main(int argc, char** argv) {
   if (!device.ok()) {
     std::fprintf(stderr, "bitshard-worker: --device: %s\n",
                  std::string(device.status().message()).c_str());
-    return kExitBadFlags;
+    return kExitBadCommandLine;
   }
 
   std::unique_ptr<WorkerMetrics> metrics;
@@ -267,7 +266,7 @@ int Main(int argc, char** argv) {
     auto served = WorkerMetrics::Serve(options->metrics_host, *options->metrics_port, build);
     if (!served.ok()) {
       std::fprintf(stderr, "bitshard-worker: %s\n", std::string(served.status().message()).c_str());
-      return kExitBadFlags;
+      return kExitBadCommandLine;
     }
     metrics = *std::move(served);
   }
@@ -320,12 +319,13 @@ int Main(int argc, char** argv) {
   }).detach();
 
   const absl::Status status = service.Run();
-  if (!status.ok()) LogError("worker: {}", status.ToString());
+  if (!status.ok()) LogError("worker: {}", std::string(status.message()));
   LogInfo("worker: exiting pid={}", getpid());
   // Not through destructors: a load or a step may still be running, and nothing it does matters any
   // more.
   std::fflush(nullptr);
   if (device_lost) std::_Exit(kExitDeviceLost);
+  if (absl::IsPermissionDenied(status)) std::_Exit(kExitTurnedAway);
   std::_Exit(status.ok() ? EXIT_SUCCESS : kExitNoCoordinator);
 }
 

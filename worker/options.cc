@@ -9,8 +9,6 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -174,8 +172,9 @@ absl::StatusOr<uint64_t> ParseMemory(const std::string& text, uint64_t available
   return static_cast<uint64_t>(value * factor);
 }
 
-void DescribeWorkerFlags() {
-  absl::SetProgramUsageMessage(
+ProgramHelp WorkerHelp() {
+  return {
+      "bitshard-worker", kBuildVersion,
       "one rank of a bitshard group: loads its shard of the weights and runs steps.\n\n"
       "  bitshard-worker --coordinator=HOST:PORT [--threads=N] [--memory=24GiB]\n\n"
       "Start as many workers as the coordinator's --workers says, on any hosts that see the model "
@@ -183,16 +182,12 @@ void DescribeWorkerFlags() {
       "under the same path. The coordinator gives each its rank; a worker that loses it keeps its "
       "weights\n"
       "and dials again. SIGTERM announces the departure and exits.\n"
-      "Exit codes: 0 let go, 2 bad flags or no such device, 3 no coordinator, 4 device lost. On "
-      "one machine\n"
-      "`bitshard serve` starts everything.");
-  absl::FlagsUsageConfig config;
-  const auto ours = [](absl::string_view file) {
-    return absl::EndsWith(file, "worker/options.cc");
-  };
-  config.contains_help_flags = config.contains_helpshort_flags = ours;
-  config.version_string = [] { return absl::StrCat("bitshard-worker ", kBuildVersion, "\n"); };
-  absl::SetFlagsUsageConfig(config);
+      "Exit codes: 0 left, 2 bad flags or no such device, 3 no coordinator, 4 device lost, 5 "
+      "turned "
+      "away by the\n"
+      "coordinator (wrong token, another build, ...). On one machine `bitshard serve` starts "
+      "everything.",
+      "worker/options.cc"};
 }
 
 absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {

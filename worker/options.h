@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "kernels/base/command_line.h"
 #include "kernels/base/cpu_features.h"
 
 namespace bitshard {
@@ -48,8 +49,7 @@ struct WorkerOptions {
   absl::Duration coordinator_timeout = absl::InfiniteDuration();
 };
 
-// Sets the text of --help. Before ParseCommandLine.
-void DescribeWorkerFlags();
+ProgramHelp WorkerHelp();
 
 // From the parsed flags; an error says which flag and what it takes.
 absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags();

@@ -23,6 +23,7 @@ constexpr uint64_t kMaxNameBytes = 65535;
 constexpr uint64_t kMaxArrayBytes = 256ull << 20;
 constexpr uint64_t kMaxAlignment = 65536;
 constexpr uint64_t kDefaultAlignment = 32;
+constexpr char kTooMany[] = "more than the file can hold; is the download complete?";
 
 absl::Status Damaged(const ByteCursor& cursor, const std::string& what) {
   return absl::DataLossError(absl::StrCat(cursor.where(), ": ", what));
@@ -78,8 +79,7 @@ absl::StatusOr<GgufArray> ReadArray(ByteCursor& cursor, const std::string& what)
     return Damaged(cursor, absl::StrCat(what, " is an array of arrays"));
   if (array.type == GgufValueType::kString) {
     if (array.count > cursor.remaining() / sizeof(uint64_t)) {
-      return Damaged(cursor, absl::StrCat(what, " claims ", array.count,
-                                          " strings, more than the file can hold"));
+      return Damaged(cursor, absl::StrCat(what, " claims ", array.count, " strings, ", kTooMany));
     }
     uint64_t total = 0;
     for (uint64_t i = 0; i < array.count; ++i) {
@@ -258,12 +258,10 @@ absl::StatusOr<GgufHeader> ParseGguf(ByteCursor& cursor) {
   ASSIGN_OR_RETURN(const uint64_t tensor_count, cursor.Read<uint64_t>("the number of tensors"));
   ASSIGN_OR_RETURN(const uint64_t kv_count, cursor.Read<uint64_t>("the number of metadata keys"));
   if (tensor_count > kMaxTensors || tensor_count > cursor.remaining() / kMinTensorBytes) {
-    return Damaged(cursor,
-                   absl::StrCat("claims ", tensor_count, " tensors, more than the file can hold"));
+    return Damaged(cursor, absl::StrCat("claims ", tensor_count, " tensors, ", kTooMany));
   }
   if (kv_count > cursor.remaining() / kMinKeyValueBytes) {
-    return Damaged(
-        cursor, absl::StrCat("claims ", kv_count, " metadata keys, more than the file can hold"));
+    return Damaged(cursor, absl::StrCat("claims ", kv_count, " metadata keys, ", kTooMany));
   }
   GgufHeader header{.metadata = GgufMetadata(cursor.where()), .tensors = {}};
   RETURN_IF_ERROR(ReadMetadata(cursor, kv_count, header.metadata));

@@ -19,6 +19,7 @@
 #include "coordinator/engine/engine_metrics.h"
 #include "coordinator/engine/error_reason.h"
 #include "coordinator/engine/mask_threads.h"
+#include "coordinator/loop_beat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
@@ -112,6 +113,7 @@ class ThreadedEngine final : public Engine, public StepListener, private EngineC
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 
+  LoopBeat beat_{"the engine's thread"};
   MaskThreads masks_;  // ends before what its results go to
   EngineCore core_;    // engine thread
   bool quit_ = false;  // engine thread
@@ -208,7 +210,9 @@ void ThreadedEngine::Run() {
       auto mail = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !inbox_.empty(); };
       const absl::Time wakeup = core_.NextWakeup();
       absl::MutexLock lock(&mu_);
+      beat_.Waits();
       mu_.AwaitWithDeadline(absl::Condition(&mail), wakeup);
+      beat_.Works();
       batch.swap(inbox_);
       idle_ = false;
     }
@@ -222,6 +226,7 @@ void ThreadedEngine::Run() {
     Publish();
     idle_ = core_.idle();
   }
+  beat_.Waits();
 }
 
 void ThreadedEngine::BeforeEnd(SequenceId id, EndReason reason, absl::StatusCode code) {

@@ -153,8 +153,7 @@ void Group::TryForm(absl::Time now) {
           absl::InternalError(absl::StrCat(plans->size(), " plans for ", options_.world, " ranks"));
     }
     if (!plans.ok()) {
-      hopeless_ = true;
-      output_->OnHopeless(plans.status());
+      DeclareHopeless(plans.status());
       return;
     }
     plans_ = *std::move(plans);
@@ -256,8 +255,7 @@ void Group::StartJoining(absl::Time now) {
     }
   }
   if (blocks == 0) {
-    hopeless_ = true;
-    output_->OnHopeless(absl::FailedPreconditionError(absl::StrCat(
+    DeclareHopeless(absl::FailedPreconditionError(absl::StrCat(
         "rank ", poorest, " has no memory for a single KV block of ", numerics_.block_tokens(),
         " tokens; raise --kv-cache-bytes or the worker's --memory, or use more workers")));
     return;

@@ -103,6 +103,7 @@ class Group {
   void OnResult(Member& member, std::unique_ptr<internal::StepResult> result, absl::Time now);
   void OnQuiesced(Member& member, const internal::Quiesced& quiesced, absl::Time now);
   void OnHeartbeat(Member& member, const internal::Heartbeat& heartbeat, absl::Time now);
+  void DeclareHopeless(const absl::Status& why);
   void OnFailure(Member& member, const internal::Failure& failure, absl::Time now);
   // A message that the protocol does not allow now.
   void Unexpected(Member& member, const std::string& what, absl::Time now);

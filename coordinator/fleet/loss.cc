@@ -34,14 +34,17 @@ bool IsSymptom(absl::StatusCode code) {
          code == absl::StatusCode::kCancelled || code == absl::StatusCode::kDeadlineExceeded;
 }
 
+// Never, with these files and flags.
+bool CannotBeDone(absl::StatusCode code) {
+  return code == absl::StatusCode::kDataLoss || code == absl::StatusCode::kInvalidArgument ||
+         code == absl::StatusCode::kUnimplemented;
+}
+
 // Would fail again with the same files and flags. Once a group has been ready, what one process
 // cannot find, open or hold is its own trouble: the next one may.
 bool IsHopeless(absl::StatusCode code, bool was_ready) {
+  if (CannotBeDone(code)) return true;
   switch (code) {
-    case absl::StatusCode::kDataLoss:
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kUnimplemented:
-      return true;
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kResourceExhausted:
@@ -162,6 +165,11 @@ void Group::OnQuiesced(Member& member, const internal::Quiesced& quiesced, absl:
   FinishEnding(now);
 }
 
+void Group::DeclareHopeless(const absl::Status& why) {
+  if (std::exchange(hopeless_, true)) return;
+  output_->OnHopeless(why);
+}
+
 void Group::OnFailure(Member& member, const internal::Failure& failure, absl::Time now) {
   const ConnectionId connection = member.connection;
   const absl::StatusCode code = CodeOf(failure.code());
@@ -174,9 +182,8 @@ void Group::OnFailure(Member& member, const internal::Failure& failure, absl::Ti
     const std::string who = Describe(member);
     const bool hopeless = IsHopeless(code, was_ready_);
     Drop(connection, status, /*exit=*/hopeless, now);
-    if (hopeless && !hopeless_) {
-      hopeless_ = true;
-      output_->OnHopeless(
+    if (hopeless) {
+      DeclareHopeless(
           absl::Status(code, absl::StrCat(who, " cannot load its part of the model: ", text)));
     }
     return;
@@ -191,7 +198,11 @@ void Group::OnFailure(Member& member, const internal::Failure& failure, absl::Ti
   const absl::Status named = absl::UnavailableError(
       absl::StrCat(Describe(member), ": ", absl::StatusCodeToString(code), ": ", text));
   if (!IsSymptom(code)) {
+    const std::string who = Describe(member);
     EndEpoch(named, now);
+    if (!was_ready_ && CannotBeDone(code)) {
+      DeclareHopeless(absl::Status(code, absl::StrCat(who, " cannot join the others: ", text)));
+    }
     return;
   }
   if (!blame_deadline_) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 #include "coordinator/engine/engine.h"
@@ -20,6 +21,7 @@ struct SlowReaderPolicy {
   uint32_t max_pending_tokens = 1024;           // of all choices
   uint64_t max_pending_bytes = 1 << 20;         // the same
   absl::Duration patience = absl::Seconds(10);  // over the bound
+  absl::Time (*now)() = &absl::Now;             // the clock
 };
 
 class DeltaBuffer {

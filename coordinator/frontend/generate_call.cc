@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "coordinator/frontend/to_proto.h"
 #include "coordinator/frontend/wire.h"
@@ -33,7 +32,7 @@ GenerateCall::~GenerateCall() {
 
 void GenerateCall::Refuse(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
-  FinishWith(status, absl::Now());
+  FinishWith(status, Now());
 }
 
 void GenerateCall::OnAdmitted() {
@@ -58,12 +57,12 @@ void GenerateCall::OnDelta(TokenDelta delta) {
   {
     absl::MutexLock lock(&mu_);
     if (finished_) return;
-    if (buffer_.Push(std::move(delta), absl::Now())) {
+    if (buffer_.Push(std::move(delta), Now())) {
       metrics_->Coalesced();
     } else {
       metrics_->StreamBacklog(1);
     }
-    if (writing_ && !buffer_.TooSlow(absl::Now())) return;  // OnWriteDone takes it along
+    if (writing_ && !buffer_.TooSlow(Now())) return;  // OnWriteDone takes it along
   }
   WakeWriter();
 }
@@ -83,12 +82,13 @@ void GenerateCall::OnEnd(RequestEnd end) {
   {
     absl::MutexLock lock(&mu_);
     end_ = std::move(end);
-    end_since_ = absl::Now();
+    end_since_ = Now();
   }
   WakeWriter();
 }
 
-bool GenerateCall::Pump(absl::Time now) {
+bool GenerateCall::Pump(absl::Time) {
+  const absl::Time now = Now();
   std::vector<TokenDelta> deltas;
   std::vector<RequestEnd> ends;
   std::optional<RequestStatus> status;
@@ -269,7 +269,7 @@ void GenerateCall::OnWriteDone(bool ok) {
       if (end_is_unsent) Finish(grpc::Status::CANCELLED);
     }
   }
-  Pump(absl::Now());
+  Pump(Now());
 }
 
 void GenerateCall::OnDone() {

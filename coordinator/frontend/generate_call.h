@@ -48,7 +48,8 @@ class GenerateCall final : public GenerationCall,
   void OnChoiceEnd(RequestEnd end) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnd(RequestEnd end) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  bool Pump(absl::Time now) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Time Now() const { return frontend_->slow_reader.now(); }
+  bool Pump(absl::Time) override ABSL_LOCKS_EXCLUDED(mu_);
   bool LookAfterSlowReader(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ClearBuffer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishWith(const absl::Status& status, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

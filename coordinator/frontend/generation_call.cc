@@ -73,7 +73,11 @@ void GenerationCall::Begin(const grpc::ByteBuffer& request) {
     return;
   }
   // The copy shares the bytes.
-  const auto work = [self = shared_from_this(), request] { self->PrepareAndSubmit(request); };
+  const auto work = [self = shared_from_this(), request](const absl::Status& turn) {
+    if (turn.ok()) return self->PrepareAndSubmit(request);
+    self->frontend_->metrics->Refused(RejectReason::kDraining);
+    self->SendRefusal(turn);
+  };
   if (frontend_->background->Run(request.Length(), work)) return;
   frontend_->metrics->Refused(RejectReason::kQueueFull);
   SendRefusal(

@@ -3,7 +3,7 @@
 // HealthState is shared by all ports; each port has a service of its own over it. Thread-safe.
 //   "readiness", ""  steps make progress on every rank, and new requests are taken
 //   "startup"        a group has been ready once
-//   "liveness"       this process works; says nothing of workers
+//   "liveness"       the loops of this process come round; says nothing of workers
 #pragma once
 
 #include <functional>

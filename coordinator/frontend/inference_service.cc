@@ -1,5 +1,6 @@
 #include "coordinator/frontend/inference_service.h"
 
+#include <chrono>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,13 @@ auto Timed(EngineMetrics* metrics, TokenizerOp op,
     metrics->TokenizerTime(op, absl::Now() - begin);
     return status;
   };
+}
+
+// Once the deadline has passed, or the caller has gone.
+absl::Status StillWanted(const grpc::CallbackServerContext& context) {
+  if (context.deadline() <= std::chrono::system_clock::now())
+    return absl::DeadlineExceededError("the deadline passed before the request was read");
+  return context.IsCancelled() ? absl::CancelledError("the caller has gone") : absl::OkStatus();
 }
 
 class InferenceService final : public RawInference {
@@ -117,7 +125,9 @@ class InferenceService final : public RawInference {
     if (request->Length() <= kInlineBytes)
       return AnswerUnary<Request, Response>(context, request, response, answer);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const auto work = [reactor, context, request, response, answer] {
+    const auto work = [reactor, context, request, response, answer](const absl::Status& turn) {
+      const absl::Status status = turn.ok() ? StillWanted(*context) : turn;
+      if (!status.ok()) return reactor->Finish(EndOfCall(context, status));
       AnswerOn<Request, Response>(reactor, context, request, response, answer);
     };
     const bool queued = frontend_->background->Run(request->Length(), work);

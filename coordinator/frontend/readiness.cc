@@ -3,12 +3,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "coordinator/loop_beat.h"
 #include "kernels/base/log.h"
 
 namespace bitshard {
 namespace {
 
 constexpr absl::Duration kPeriod = absl::Milliseconds(100);
+// Rounds of the process's loops take milliseconds.
+constexpr absl::Duration kHungAfter = absl::Seconds(30);
 
 }  // namespace
 
@@ -70,6 +73,13 @@ void ReadinessMonitor::Look() {
     LogInfo("health: event=readiness ready={} reason=\"{}\"", readiness.ready, readiness.reason);
   }
   health_->SetReady(readiness.ready);
+  const LoopBeat::Round round = LoopBeat::Longest();
+  const bool alive = round.age < kHungAfter;
+  if (health_->Get("liveness") != alive) {
+    LogError("health: event=liveness alive={} longest_round={} of=\"{}\"", alive,
+             absl::FormatDuration(round.age), round.name);
+  }
+  health_->SetAlive(alive);
   if (readiness.ready) health_->SetStarted(true);
 }
 

@@ -22,7 +22,8 @@ struct Readiness {
 Readiness JudgeReadiness(const EngineStats& stats, bool draining, absl::Duration stall_timeout,
                          absl::Time now);
 
-// Looks ten times a second, and whenever somebody asks for the health, and tells the health state.
+// Looks ten times a second, and whenever somebody asks for the health, and tells the health state:
+// of readiness, and of liveness by coordinator/loop_beat.h.
 class ReadinessMonitor {
  public:
   // `engine` and `health` outlive the monitor.

@@ -25,12 +25,13 @@ constexpr int kMaxMetadataBytes = 16 << 10;
 constexpr int kMaxStreams = 1000;  // per connection
 constexpr int kKeepaliveMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
-constexpr int kMinPingIntervalMs = 5'000;         // clients may ping every 10 s
-constexpr int kMaxConnectionAgeMs = 30 * 60'000;  // spreads load behind L4 balancers
-constexpr int kConnectionGraceMs = 10 * 60'000;   // longer than any drain
-constexpr size_t kMaxMemoryBytes = 512 << 20;     // of gRPC's own buffers
-constexpr size_t kMaxLongTexts = 256;             // that wait to be tokenized
-constexpr size_t kMaxLongTextBytes = 128 << 20;   // of these
+constexpr int kMinPingIntervalMs = 5'000;  // clients may ping every 10 s
+// Spreads load behind L4 balancers. Calls under way end on the old connection, however long they
+// take: dead peers are keepalive's to find.
+constexpr int kMaxConnectionAgeMs = 30 * 60'000;
+constexpr size_t kMaxMemoryBytes = 512 << 20;    // of gRPC's own buffers
+constexpr size_t kMaxLongTexts = 256;            // that wait to be tokenized
+constexpr size_t kMaxLongTextBytes = 128 << 20;  // of these
 
 // Plugins that the program registered for every server are left out; reflection is put in where it
 // is wanted.
@@ -65,7 +66,6 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Open(const std::string& what, cons
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kMinPingIntervalMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kConnectionGraceMs);
   grpc::ResourceQuota quota(what);
   quota.Resize(kMaxMemoryBytes);
   builder.SetResourceQuota(quota);
@@ -80,7 +80,8 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Open(const std::string& what, cons
   if (server == nullptr || *chosen == 0) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", host, ":", port, " (", what,
-                     "); is the port taken? Try another one (0 picks one)"));
+                     port == 0 ? "); is that an address of this machine (--bind, --admin-bind)?"
+                               : "); is the port taken? Try another one (0 picks one)"));
   }
   return server;
 }
@@ -142,6 +143,7 @@ FrontendServer::~FrontendServer() { Shutdown(absl::ZeroDuration()); }
 
 void FrontendServer::Shutdown(absl::Duration grace) {
   const auto deadline = absl::ToChronoTime(absl::Now() + grace);
+  background_->Stop();  // calls that wait for it end with it
   for (std::unique_ptr<grpc::Server>* server :
        {&inference_server_, &admin_server_, &health_server_}) {
     if (*server == nullptr) continue;

@@ -36,8 +36,10 @@ void StreamWriter::Loop() {
       const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
         return stopping_ || !ready_.empty();
       };
+      beat_.Waits();
       mu_.AwaitWithDeadline(absl::Condition(&work), next_look);
-      if (stopping_) return;
+      beat_.Works();
+      if (stopping_) break;
       ready.swap(ready_);
     }
     const absl::Time now = absl::Now();

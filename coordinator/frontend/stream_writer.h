@@ -11,6 +11,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "coordinator/loop_beat.h"
+
 namespace bitshard {
 
 class PumpedStream {
@@ -37,6 +39,7 @@ class StreamWriter {
   std::deque<std::shared_ptr<PumpedStream>> ready_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::shared_ptr<PumpedStream>> again_;  // the thread's own
+  LoopBeat beat_{"the thread that writes to clients"};
   std::thread thread_;
 };
 

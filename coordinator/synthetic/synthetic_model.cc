@@ -64,20 +64,21 @@ std::string SyntheticModel::Describe() const {
 
 bool IsSyntheticModel(std::string_view model) { return absl::StartsWith(View(model), kPrefix); }
 
-absl::Status ParseShard(std::string_view text, SyntheticModel& model) {
+absl::Status ParseShard(std::string_view text, SyntheticModel& model, std::string_view prefix) {
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(View(text), absl::MaxSplits('/', 1));
   if (!absl::SimpleAtoi(parts.first, &model.shard) ||
       !absl::SimpleAtoi(parts.second, &model.shards)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("shard '", View(text), "': takes I/N, rank I of N: 0/8"));
+        absl::StrCat(View(prefix), "shard=", View(text), ": takes I/N, rank I of N: 0/8"));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckSyntheticModel(const SyntheticModel& model) {
-  const auto wrong = [](const auto&... what) {
-    return absl::InvalidArgumentError(absl::StrCat("synthetic weights: ", what...));
+absl::Status CheckSyntheticModel(const SyntheticModel& model, std::string_view prefix) {
+  const absl::string_view p = View(prefix);
+  const auto wrong = [p](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat(p.empty() ? "synthetic weights: " : p, what...));
   };
   if (model.config.empty())
     return wrong("no config: give a config.json, its folder, or a name of a shape");
@@ -87,17 +88,19 @@ absl::Status CheckSyntheticModel(const SyntheticModel& model) {
   }
   if (!model.format.empty() &&
       (model.bits != 0 || model.group != SyntheticModel().group || !model.symmetric)) {
-    return wrong("format=", model.format, " beside bits, a group or zero points; it says them all");
+    return wrong("format=", model.format, " beside ", p,
+                 "bits, a group or zero points; it says them all");
   }
   if (model.format.find_first_of(",:") != std::string::npos)
     return wrong("format=", model.format, ": no format is called so");
   if (model.group > kMaxGroup)
     return wrong("group=", model.group, "; at most ", kMaxGroup, ", or 0 for a scale a row");
   if (model.group != SyntheticModel().group && !model.quantizes())
-    return wrong("group=", model.group,
-                 " without bits=2 to 8: the config says what its weights have");
+    return wrong("group=", model.group, " without ", p,
+                 "bits=2 to 8: the config says what its weights have");
   if (!model.symmetric && !model.quantizes())
-    return wrong("zero points without bits=2 to 8: the config says what its weights have");
+    return wrong(p.empty() ? "zero points" : "zeros", " without ", p,
+                 "bits=2 to 8: the config says what its weights have");
   if (model.shards < 1 || model.shards > kMaxShards || model.shard >= model.shards) {
     return wrong("shard=", model.shard, "/", model.shards, "; rank 0 to N-1 of N, at most ",
                  kMaxShards);

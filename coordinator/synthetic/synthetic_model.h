@@ -49,9 +49,9 @@ absl::StatusOr<SyntheticModel> ParseSyntheticModel(std::string_view model);
 // What ParseSyntheticModel reads.
 std::string Spelled(const SyntheticModel& model);
 
-// "3/8" into `shard` and `shards`.
-absl::Status ParseShard(std::string_view text, SyntheticModel& model);
+// "3/8" into `shard` and `shards`. What messages name is spelled with `prefix`: "--synthetic-".
+absl::Status ParseShard(std::string_view text, SyntheticModel& model, std::string_view prefix = "");
 // Whether the numbers are in their ranges.
-absl::Status CheckSyntheticModel(const SyntheticModel& model);
+absl::Status CheckSyntheticModel(const SyntheticModel& model, std::string_view prefix = "");
 
 }  // namespace bitshard

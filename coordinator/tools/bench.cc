@@ -103,6 +103,11 @@ absl::StatusOr<Options> OptionsFromFlags(const std::vector<std::string>& args) {
     return absl::InvalidArgumentError(
         "--admin-address is of a running service, --local and --synthetic start one");
   }
+  if (!options.local) {
+    RETURN_IF_ERROR(CheckAddress("--address", absl::GetFlag(FLAGS_address)));
+    if (const std::string admin = absl::GetFlag(FLAGS_admin_address); !admin.empty())
+      RETURN_IF_ERROR(CheckAddress("--admin-address", admin));
+  }
   ASSIGN_OR_RETURN(const auto prefills,
                    Numbers("prefill", absl::GetFlag(FLAGS_prefill), 1, kMaxTokens));
   ASSIGN_OR_RETURN(const auto contexts,
@@ -368,6 +373,7 @@ const RegisterVerb kRegistered({
         "  bitshard bench --address=localhost:50051 --concurrent=8,32 --prefill= --json\n"
         "  bitshard bench --synthetic=llama-3.1-70b --synthetic-bits=4 --synthetic-shard=0/8 "
         "--device=cuda\n",
+    .starts_programs = true,
     .run = &Run,
 });
 

@@ -24,6 +24,8 @@ void AddMessage(v1::Chat* chat, const std::string& role, const std::string& cont
 
 // Asks with the conversation so far; the answer joins it. Returns the exit code.
 int Ask(v1::Inference::Stub& stub, v1::GenerateRequest* request, const std::string& question) {
+  if (const absl::Status status = CheckUtf8("the question", question); !status.ok())
+    return UsageError("chat", std::string(status.message()));
   AddMessage(request->mutable_chat(), "user", question);
   const auto answer = StreamAnswer(stub, *request);
   if (!answer.ok()) {
@@ -47,8 +49,10 @@ int Run(const std::vector<std::string>& args) {
   if (const absl::Status status = ApplyCallFlags(&request); !status.ok()) {
     return UsageError("chat", std::string(status.message()));
   }
-  if (!absl::GetFlag(FLAGS_system).empty())
-    AddMessage(request.mutable_chat(), "system", absl::GetFlag(FLAGS_system));
+  const std::string system = absl::GetFlag(FLAGS_system);
+  if (const absl::Status status = CheckUtf8("--system", system); !status.ok())
+    return UsageError("chat", std::string(status.message()));
+  if (!system.empty()) AddMessage(request.mutable_chat(), "system", system);
   const auto stub = ConnectToService();
   if (!once.empty()) return Ask(*stub, &request, once);
 

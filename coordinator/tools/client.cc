@@ -9,12 +9,15 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include <grpcpp/grpcpp.h>
 
+#include "coordinator/text/utf8.h"
+#include "kernels/base/status_macros.h"
 #include "proto/status_details.h"
 #include "proto/status_map.h"
 
@@ -52,12 +55,34 @@ class InterruptScope {
 
 }  // namespace
 
+absl::Status CheckAddress(const std::string& flag, const std::string& address) {
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  if (colon != std::string::npos && colon != 0 &&
+      absl::SimpleAtoi(address.substr(colon + 1), &port) && port > 0 && port <= 65535) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, "=", address, ": give host:port, such as localhost:50051 or [::1]:50051"));
+}
+
+absl::Status CheckUtf8(const std::string& what, const std::string& text) {
+  const auto invalid = FirstInvalidUtf8(text);
+  if (!invalid) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(what, ": must be UTF-8, and is not from byte ",
+                                                 *invalid, " on; iconv converts other encodings"));
+}
+
 std::unique_ptr<v1::Inference::Stub> ConnectToService() {
   return v1::Inference::NewStub(
       grpc::CreateChannel(absl::GetFlag(FLAGS_address), grpc::InsecureChannelCredentials()));
 }
 
 absl::Status ApplyCallFlags(v1::GenerateRequest* request) {
+  RETURN_IF_ERROR(CheckAddress("--address", absl::GetFlag(FLAGS_address)));
+  RETURN_IF_ERROR(CheckUtf8("--model-name", absl::GetFlag(FLAGS_model_name)));
+  for (const std::string& stop : absl::GetFlag(FLAGS_stop))
+    RETURN_IF_ERROR(CheckUtf8("--stop", stop));
   if (!absl::GetFlag(FLAGS_model_name).empty()) request->set_model(absl::GetFlag(FLAGS_model_name));
   const int64_t max_tokens = absl::GetFlag(FLAGS_max_tokens), top_k = absl::GetFlag(FLAGS_top_k);
   if (max_tokens < 1 || max_tokens > std::numeric_limits<uint32_t>::max()) {
@@ -164,7 +189,13 @@ absl::StatusOr<Answer> StreamAnswer(v1::Inference::Stub& stub, const v1::Generat
   watch.join();
   if (!answer.text.empty()) std::fprintf(stdout, "\n");
   std::fflush(stdout);
-  if (!status.ok()) return FromGrpc(status);
+  if (!status.ok()) {
+    const absl::Status error = FromGrpc(status);
+    if (!absl::IsDeadlineExceeded(error) || timeout == absl::InfiniteDuration()) return error;
+    return absl::Status(error.code(), absl::StrCat("the answer took longer than --timeout=",
+                                                   absl::FormatDuration(timeout),
+                                                   "; raise it, or ask for fewer --max-tokens"));
+  }
   std::string figures = absl::StrFormat("[%d prompt tokens, %d tokens",
                                         answer.finished.usage().prompt_tokens(), tokens);
   if (tokens > 0)

@@ -11,10 +11,17 @@
 
 namespace bitshard {
 
-// A channel to --address.
+// Whether it is host:port. INVALID_ARGUMENT begins with `flag`: "--address".
+absl::Status CheckAddress(const std::string& flag, const std::string& address);
+
+// INVALID_ARGUMENT begins with `what`, as gRPC takes no other text.
+absl::Status CheckUtf8(const std::string& what, const std::string& text);
+
+// A channel to --address. REQUIRES: ApplyCallFlags was fine with it.
 std::unique_ptr<v1::Inference::Stub> ConnectToService();
 
-// Fills model, max_tokens, sampling and stop from the flags. INVALID_ARGUMENT names a bad flag.
+// Fills model, max_tokens, sampling and stop from the flags, and checks --address. INVALID_ARGUMENT
+// names a bad flag.
 absl::Status ApplyCallFlags(v1::GenerateRequest* request);
 
 // The help text of the flags that ApplyCallFlags and ConnectToService read.

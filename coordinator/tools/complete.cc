@@ -18,6 +18,9 @@ int Run(const std::vector<std::string>& args) {
   std::string prompt = args[0];
   if (prompt == "-")
     prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  const std::string what = args[0] == "-" ? "standard input" : "the prompt";
+  if (const absl::Status status = CheckUtf8(what, prompt); !status.ok())
+    return UsageError("complete", std::string(status.message()));
   v1::GenerateRequest request;
   request.set_text(prompt);
   if (const absl::Status status = ApplyCallFlags(&request); !status.ok()) {

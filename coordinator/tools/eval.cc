@@ -236,6 +236,8 @@ int Run(const std::vector<std::string>& args) {
       workers < 0 || workers > kMaxLocalWorkers) {
     return UsageError("eval", absl::StrCat("--base-workers must be 0 to ", kMaxLocalWorkers));
   }
+  if (absl::GetFlag(FLAGS_chunks) < 0)
+    return UsageError("eval", "--chunks must be 0 (all) or more");
   struct sigaction action = {};
   action.sa_handler = [](int) { interrupted = true; };
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
@@ -271,8 +273,11 @@ const RegisterVerb kRegistered({
         "  --base-activations=f32 --base-kv-cache-dtype=f32   its mode\n"
         "  --text=FILE           the text, at most 8,000,000 bytes\n"
         "  --ctx=N               tokens in a window (512), no more than the model's context\n"
-        "  --chunks=N            so many windows at most (all)\n"
+        "  --chunks=N            so many windows at most (0: all)\n"
         "  --workers=N --base-workers=N   worker processes (1; as --workers)\n"
+        "  --threads, --device, --deterministic, --coordinator-flags, --worker-flags, --bin-dir   "
+        "as "
+        "`bitshard serve` has them\n"
         "  --json                one JSON document instead of the table\n"
         "\n\"exact\" takes all probabilities as they are. \"as llama-perplexity\" rounds those of "
         "the base to 16 bits and\n"
@@ -283,6 +288,7 @@ const RegisterVerb kRegistered({
         "--activations=f32 --kv-cache-dtype=f32\n"
         "  bitshard eval kld --test=m.gguf --activations=a16 --kv-cache-dtype=f32 "
         "--text=prose.txt\n",
+    .starts_programs = true,
     .run = &Run,
 });
 

@@ -218,8 +218,12 @@ int InspectService(const std::string& address) {
 }
 
 int Run(const std::vector<std::string>& args) {
-  if (args.empty() && !absl::GetFlag(FLAGS_admin_address).empty())
-    return InspectService(absl::GetFlag(FLAGS_admin_address));
+  if (const std::string address = absl::GetFlag(FLAGS_admin_address);
+      args.empty() && !address.empty()) {
+    if (const absl::Status status = CheckAddress("--admin-address", address); !status.ok())
+      return UsageError("inspect", std::string(status.message()));
+    return InspectService(address);
+  }
   if (args.size() != 1) {
     return UsageError("inspect",
                       "needs exactly one model (a GGUF file or a Hugging Face folder), or "

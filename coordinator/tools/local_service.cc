@@ -167,6 +167,7 @@ std::optional<v1::ServiceStatus> LocalService::AskStatus() {
 
 void LocalService::End(std::vector<ChildProcess*> workers, const std::function<bool()>& hurry,
                        const std::function<void()>& on_wait) {
+  admin_.reset();  // an open connection is waited for
   if (coordinator_) coordinator_->Signal(SIGTERM);
   const absl::Time patience = MonotonicNow() + absl::Seconds(3);  // an idle service ends within two
   bool told = false;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "coordinator/tools/program_flags.h"
 #include "coordinator/tools/verb.h"
 #include "kernels/base/command_line.h"
 #include "proto/version.h"
@@ -31,6 +32,16 @@ void PrintOverview(std::FILE* out) {
       "  bitshard chat                           talk to it (in another terminal)\n");
 }
 
+int UnknownVerb(const std::string& word) {
+  const bool planned =
+      std::find(std::begin(kPlanned), std::end(kPlanned), word) != std::end(kPlanned);
+  std::string known;
+  for (const bitshard::Verb* v : bitshard::AllVerbs()) absl::StrAppend(&known, " ", v->name);
+  std::fprintf(stderr, "bitshard: %s \"%s\"; there is:%s\n", planned ? "not built yet:" : "no verb",
+               word.c_str(), known.c_str());
+  return 2;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -49,24 +60,21 @@ int main(int argc, char** argv) {
         std::printf("%s", verb->help.c_str());
         return 0;
       }
+      if (words[1][0] != '-') return UnknownVerb(words[1]);
     }
     const bool asked = help || (!words.empty() && words[0] == "help");
     PrintOverview(asked ? stdout : stderr);
     return asked ? 0 : 2;
   }
   const bitshard::Verb* verb = bitshard::FindVerb(words[0]);
-  if (verb == nullptr) {
-    const bool planned =
-        std::find(std::begin(kPlanned), std::end(kPlanned), words[0]) != std::end(kPlanned);
-    std::string known;
-    for (const bitshard::Verb* v : bitshard::AllVerbs()) absl::StrAppend(&known, " ", v->name);
-    std::fprintf(stderr, "bitshard: %s \"%s\"; there is:%s\n",
-                 planned ? "not built yet:" : "no verb", words[0].c_str(), known.c_str());
-    return 2;
-  }
+  if (verb == nullptr) return UnknownVerb(words[0]);
   if (help) {
     std::printf("%s", verb->help.c_str());
     return 0;
+  }
+  if (verb->starts_programs) {
+    const std::string hint = bitshard::HintOfProgramFlag(argc - 1, argv + 1);
+    if (!hint.empty()) return bitshard::UsageError(verb->name, hint);
   }
   return verb->run(bitshard::ParseCommandLine("bitshard " + verb->name, argc - 1,
                                               argv + 1));  // the verb takes the program's place

@@ -24,6 +24,7 @@
 #include "coordinator/tools/local_service.h"
 #include "coordinator/tools/progress.h"
 #include "coordinator/tools/verb.h"
+#include "kernels/base/command_line.h"
 #include "kernels/base/monotonic_time.h"
 #include "kernels/base/status_macros.h"
 #include "proto/admin.grpc.pb.h"
@@ -48,6 +49,7 @@ constexpr absl::Duration kLetGoGrace = absl::Seconds(2);
 // A worker that runs but is not registered for so long hangs; registration takes well under a
 // second.
 constexpr absl::Duration kLostWorkerGrace = absl::Seconds(6);
+constexpr absl::Duration kSilence = absl::Seconds(10);  // of the coordinator, before we say so
 
 std::atomic<int> stop_signals{0};
 
@@ -63,7 +65,8 @@ bool Counts(const v1::ServiceStatus& status, pid_t pid) {
 
 struct Worker {
   ChildProcess process;
-  absl::Time last_counted;          // when the coordinator last listed it
+  absl::Time last_counted;  // when the coordinator last listed it
+  bool was_counted = false;
   std::deque<absl::Time> restarts;  // within the last minute
 };
 
@@ -77,6 +80,7 @@ class Service {
   // Waits for the coordinator's ports. Nothing to say when it ended: it has said why.
   absl::Status AwaitPorts();
   void ShowProgress(const v1::ServiceStatus& status);
+  void ShowSilence(bool answers);
   absl::Status LookAfterWorkers(const std::optional<v1::ServiceStatus>& status);
   // Whether the coordinator ends, or we are told to end.
   bool EndsWithin(absl::Duration patience);
@@ -86,6 +90,8 @@ class Service {
   std::vector<Worker> workers_;
   ProgressBar progress_;
   bool was_ready_ = false;
+  absl::Time last_answer_ = MonotonicNow();  // of the coordinator
+  bool told_silence_ = false;
 };
 
 absl::Status Service::AwaitPorts() {
@@ -143,6 +149,19 @@ void Service::ShowProgress(const v1::ServiceStatus& status) {
   }
 }
 
+void Service::ShowSilence(bool answers) {
+  const absl::Time now = MonotonicNow();
+  if (answers) last_answer_ = now;
+  const bool silent = now - last_answer_ > kSilence;
+  if (silent == told_silence_) return;
+  told_silence_ = silent;
+  progress_.Clear();
+  const std::string what =
+      silent ? absl::StrCat("has not answered for ", absl::FormatDuration(kSilence), ": it hangs")
+             : "answers again";
+  std::fprintf(stderr, "the coordinator (pid %d) %s\n", local_.coordinator()->pid(), what.c_str());
+}
+
 absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& status) {
   const absl::Time now = MonotonicNow();
   for (size_t i = 0; i < workers_.size(); ++i) {
@@ -150,6 +169,7 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
     std::optional<std::string> ended = worker.process.Ended();
     if (!ended && status) {
       const bool counted = Counts(*status, worker.process.pid());
+      worker.was_counted = worker.was_counted || counted;
       if (counted) worker.last_counted = now;
       if (now - worker.last_counted > kLostWorkerGrace) {
         std::fprintf(stderr,
@@ -161,8 +181,11 @@ absl::Status Service::LookAfterWorkers(const std::optional<v1::ServiceStatus>& s
       }
     }
     if (!ended) continue;
-    if (worker.process.exit_code() == 0 && EndsWithin(kLetGoGrace)) return absl::OkStatus();
+    const int code = worker.process.exit_code();
+    if ((code == 0 || code == kExitTurnedAway) && EndsWithin(kLetGoGrace)) return absl::OkStatus();
     progress_.Clear();
+    if (code == kExitBadCommandLine && !worker.was_counted)
+      return absl::InvalidArgumentError("the workers cannot start like this, see above");
     while (!worker.restarts.empty() && now - worker.restarts.front() > absl::Minutes(1))
       worker.restarts.pop_front();
     if (worker.restarts.size() >= kRestartsAMinute) {
@@ -205,7 +228,9 @@ int Service::Run() {
     ChildProcess* coordinator = local_.coordinator();
     const bool coordinator_failed =
         coordinator != nullptr && coordinator->Ended() && coordinator->exit_code() != 0;
-    const int code = coordinator_failed ? coordinator->exit_code() : 1;
+    const int code = coordinator_failed                ? coordinator->exit_code()
+                     : absl::IsInvalidArgument(status) ? kExitBadCommandLine
+                                                       : 1;
     End();
     return absl::IsCancelled(status) ? 0 : code;
   };
@@ -214,7 +239,7 @@ int Service::Run() {
   for (int i = 0; i < local_.options().workers; ++i) {
     auto worker = local_.StartWorker(i);
     if (!worker.ok()) return fail(worker.status());
-    workers_.push_back({*std::move(worker), MonotonicNow(), {}});
+    workers_.push_back({*std::move(worker), MonotonicNow(), false, {}});
   }
   while (stop_signals == 0) {
     if (const auto ended = local_.coordinator()->Ended()) {
@@ -227,6 +252,7 @@ int Service::Run() {
       return fail(absl::UnavailableError(absl::StrCat("the coordinator ended: ", *ended)));
     }
     const std::optional<v1::ServiceStatus> status = local_.AskStatus();
+    ShowSilence(status.has_value());
     if (status) ShowProgress(*status);
     if (const absl::Status looked = LookAfterWorkers(status); !looked.ok()) return fail(looked);
     absl::SleepFor(kPoll);
@@ -298,6 +324,7 @@ const RegisterVerb kRegistered({
         "\nExamples:\n"
         "  bitshard serve SmolLM2-135M-Instruct.Q4_1.gguf --workers=2\n"
         "  bitshard serve ./my-model --workers=3 --kv-cache-dtype=f32 --activations=f32\n",
+    .starts_programs = true,
     .run = &Run,
 });
 

@@ -7,9 +7,10 @@
 namespace bitshard {
 
 struct Verb {
-  std::string name;     // "serve"
-  std::string summary;  // one line for `bitshard --help`
-  std::string help;     // the whole page of `bitshard VERB --help`
+  std::string name;              // "serve"
+  std::string summary;           // one line for `bitshard --help`
+  std::string help;              // the whole page of `bitshard VERB --help`
+  bool starts_programs = false;  // takes --coordinator-flags and --worker-flags
   // `args`: what is left after the verb's name and the flags. The return value is the exit code: 0,
   // 1 for a failure, 2 for wrong usage.
   int (*run)(const std::vector<std::string>& args) = nullptr;

@@ -26,6 +26,8 @@ def _setup(repository_ctx, command, *arguments):
     )
     if result.return_code != 0:
         fail("{}: {}".format(command, result.stderr))
+    if result.stderr:
+        print(result.stderr.strip())  # such as which toolkit is passed over, and why
     return result.stdout.strip().split("\n")
 
 def _write_build(repository_ctx, *parts):

@@ -137,6 +137,11 @@ CUDA_DISASSEMBLER_WHEELS=(
   "nvidia-cuda-nvdisasm==13.5.37 --hash=sha256:d3fdbdd49fa53e2e4aacd3db8259d052bd2b049ececdcb69e92e083c6728e7ca"
 )
 NCCL_WHEEL="nvidia-nccl-cu13==2.30.7 --hash=sha256:cefa7fdb9710efd0f39c5f1be1d61ff6fc9a996c451265bd7fbdcf9455ed4b50"
+NCCL_WHEEL_CUDA_12="nvidia-nccl-cu12==2.30.7 --hash=sha256:8ce1b8213f61f2bfac132e6df890af6450b77cbd140c6ce4e98cb0c2d8e678c9"
+CUDA_OLDEST=12.8  # kernels/cuda/cuda_status.cc: cudaErrorContained, cudaErrorTensorMemoryLeak
+NCCL_OLDEST=2.27  # worker/collective/nccl_window.h: ncclWindow_t
+CUDA_PLACE=/usr/local/cuda
+NCCL_PLACE="/usr/include /usr/lib/x86_64-linux-gnu"
 
 # fetch_wheels FOLDER SIZE REQUIREMENT...: unpacks wheels of PyPI into FOLDER, unless it holds exactly these. One at a time:
 # Bazel fetches its repositories side by side.
@@ -173,16 +178,33 @@ cuda_headers() {
   printf '%s\n' "$folder/nvidia/cu13/include"
 }
 
+# at_least VERSION OLDEST: of two numbers each; no version is not.
+at_least() {
+  [[ -n "$1" ]] && ((${1%%.*} > ${2%%.*} || (${1%%.*} == ${2%%.*} && ${1#*.} >= ${2#*.})))
+}
+
+# cuda_release TOOLKIT: prints the version that its compiler tells, such as 12.8, or nothing.
+cuda_release() {
+  [[ -n "$1" && -x "$1/bin/nvcc" ]] || return 0
+  { "$1/bin/nvcc" --version || true; } | sed -nE 's/.*release ([0-9]+\.[0-9]+).*/\1/p'
+}
+
 # Prints the folder of a CUDA toolkit with a compiler: $CUDA_HOME, the usual place, or, with BITSHARD_CUDA=on
 # (--config=cuda), wheels. Prints nothing where there is none.
 cuda_toolkit() {
-  local folder
-  for folder in "${CUDA_HOME:-}" /usr/local/cuda; do
-    # C++20 needs CUDA 12.
-    if [[ -n "$folder" && -x "$folder/bin/nvcc" ]] && "$folder/bin/nvcc" --version | grep -q "release 1[2-9]"; then
+  local folder release
+  for folder in "${CUDA_HOME:-}" "$CUDA_PLACE"; do
+    [[ -n "$folder" && -x "$folder/bin/nvcc" ]] || continue
+    release="$(cuda_release "$folder")"
+    if at_least "$release" "$CUDA_OLDEST"; then
       printf '%s\n' "$folder"
       return 0
     fi
+    if [[ "${BITSHARD_CUDA:-}" == on && "$folder" == "${CUDA_HOME:-}" ]]; then
+      die "CUDA_HOME=$folder is CUDA ${release:-of no known version}, and the kernels need $CUDA_OLDEST or later: set" \
+        "CUDA_HOME to a later toolkit, or unset it, and one is found or fetched"
+    fi
+    say "passing over $folder: CUDA ${release:-of no known version}, and the kernels need $CUDA_OLDEST or later"
   done
   [[ "${BITSHARD_CUDA:-}" == on ]] || return 0
   folder="$BITSHARD_CACHE/cuda-compiler-13.0"
@@ -201,18 +223,26 @@ cuda_disassembler() {
   printf '%s\n' "$folder/nvidia/cu13/bin"
 }
 
-# nccl TOOLKIT: prints two lines, the folders of nccl.h and of libnccl.so.2: the toolkit's, the system's, or a wheel's.
-# Only with BITSHARD_CUDA=on is the wheel's library kept (252 MB); the fake of the tests needs the header alone.
+# nccl TOOLKIT: prints two lines, the folders of nccl.h and of libnccl.so.2: the toolkit's, the system's, or those of a
+# wheel for the toolkit's CUDA. Only with BITSHARD_CUDA=on is the wheel's library kept (252 MB); the fake of the tests
+# needs the header alone.
 nccl() {
-  local place folder="$BITSHARD_CACHE/nccl-2.30.7"
-  for place in "$1/include $1/lib64" "/usr/include /usr/lib/x86_64-linux-gnu"; do
-    if [[ -f "${place% *}/nccl.h" ]]; then
+  local place version name=nccl wheel="$NCCL_WHEEL" folder
+  for place in "$1/include $1/lib64" "$NCCL_PLACE"; do
+    [[ -f "${place% *}/nccl.h" ]] || continue
+    version="$(sed -nE 's/^#define NCCL_(MAJOR|MINOR) ([0-9]+).*/\2/p' "${place% *}/nccl.h" | paste -sd .)"
+    if at_least "$version" "$NCCL_OLDEST"; then
       printf '%s\n%s\n' "${place% *}" "${place#* }"
       return 0
     fi
+    say "passing over ${place% *}/nccl.h: NCCL ${version:-of no known version}, and the workers need $NCCL_OLDEST or later"
   done
-  [[ "${BITSHARD_CUDA:-}" == on || -d "$folder" ]] || folder="$BITSHARD_CACHE/nccl-headers-2.30.7"
-  fetch_wheels "$folder" "206 MB" "$NCCL_WHEEL"
-  [[ "$folder" == */nccl-2.30.7 ]] || rm -rf "$folder/nvidia/nccl/lib"
+  if [[ "$(cuda_release "$1")" == 12.* ]]; then
+    name=nccl-cu12 wheel="$NCCL_WHEEL_CUDA_12"
+  fi
+  folder="$BITSHARD_CACHE/$name-2.30.7"
+  [[ "${BITSHARD_CUDA:-}" == on || -d "$folder" ]] || folder="$BITSHARD_CACHE/${name/nccl/nccl-headers}-2.30.7"
+  fetch_wheels "$folder" "206 MB" "$wheel"
+  [[ "$folder" == */"$name"-2.30.7 ]] || rm -rf "$folder/nvidia/nccl/lib"
   printf '%s\n%s\n' "$folder/nvidia/nccl/include" "$folder/nvidia/nccl/lib"
 }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/parse.h"
@@ -12,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 
@@ -44,7 +46,52 @@ absl::Status CheckValue(absl::CommandLineFlag& flag, const std::string& value) {
   return absl::InvalidArgumentError(absl::StrCat(what, why.empty() ? "not allowed" : why));
 }
 
+// In lines of at most 100 columns that begin with `indent` spaces.
+std::string Wrapped(absl::string_view text, size_t indent) {
+  std::string out;
+  size_t column = 0;
+  for (const absl::string_view word :
+       absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty())) {
+    if (column > 0 && column + 1 + word.size() > 100) {
+      out += '\n';
+      column = 0;
+    }
+    out += std::string(column == 0 ? indent : 1, ' ');
+    absl::StrAppend(&out, word);
+    column += (column == 0 ? indent : 1) + word.size();
+  }
+  return out + "\n";
+}
+
 }  // namespace
+
+std::string HelpText(const ProgramHelp& help) {
+  std::string out = absl::StrCat(help.name, ": ", help.about, "\n\nFlags, with their defaults:\n");
+  std::map<std::string, const absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (absl::EndsWith(flag->Filename(), help.flags_file)) flags.emplace(name, flag);
+  }
+  for (const auto& [name, flag] : flags) {
+    absl::StrAppend(&out, "  ", AsTyped(name), "=", flag->DefaultValue(), "\n",
+                    Wrapped(flag->Help(), 6));
+  }
+  return out;
+}
+
+void AnswerHelp(const ProgramHelp& help, int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view word = argv[i];
+    if (word == "--") return;
+    if (!absl::ConsumePrefix(&word, "-")) continue;
+    const bool is_long = absl::ConsumePrefix(&word, "-");
+    const bool wants_help = word == "help" || word == "helpfull" || (word == "h" && !is_long);
+    if (!wants_help && word != "version") continue;
+    std::fputs(wants_help ? HelpText(help).c_str()
+                          : absl::StrCat(help.name, " ", help.version, "\n").c_str(),
+               stdout);
+    std::exit(EXIT_SUCCESS);
+  }
+}
 
 absl::Status CheckFlags(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {

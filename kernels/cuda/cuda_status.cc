@@ -70,7 +70,7 @@ Meaning MeaningOf(cudaError_t error) {
     case cudaErrorJitCompilationDisabled:
       return {Code::kUnimplemented,
               "this program has no kernels for this device, or the driver is too old for them: "
-              "build with --define=cuda_architectures=all"};
+              "build with --config=cuda_all"};
     case cudaErrorNotSupported:
       return {Code::kUnimplemented, ""};
     case cudaErrorNotPermitted:

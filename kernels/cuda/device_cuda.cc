@@ -11,7 +11,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include <cuda_runtime_api.h>
@@ -328,23 +327,7 @@ absl::StatusOr<int> CountDevices(int driver) {
   return count;
 }
 
-std::string PeerWarning(int index, int count) {
-  std::vector<std::string> unreached;
-  for (int other = 0; other < count; ++other) {
-    int reaches = 0;
-    if (other == index) continue;
-    if (cudaDeviceCanAccessPeer(&reaches, index, other) != cudaSuccess) cudaGetLastError();
-    if (reaches == 0) unreached.push_back(absl::StrCat("cuda:", other));
-  }
-  if (unreached.empty()) return "";
-  return absl::StrCat(
-      "cuda:", index, " has no direct access (P2P) to ", absl::StrJoin(unreached, ", "),
-      ": sums between them go through the host's memory, slower, and need room in /dev/shm. "
-      "Usual reasons: GeForce cards, a virtual machine, PCIe access control (ACS); nvidia-smi "
-      "topo -p2p r shows all pairs");
-}
-
-absl::StatusOr<DeviceFacts> ReadFacts(int index, int count, int driver) {
+absl::StatusOr<DeviceFacts> ReadFacts(int index, int driver) {
   cudaDeviceProp properties;
   RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties"));
@@ -362,7 +345,6 @@ absl::StatusOr<DeviceFacts> ReadFacts(int index, int count, int driver) {
   facts.bandwidth_bytes_per_s =
       2 * uint64_t{1000} * static_cast<uint64_t>(clock_khz) * static_cast<uint64_t>(bus_bits) / 8;
   facts.driver = Version(driver);
-  facts.peer_warning = PeerWarning(index, count);
   return facts;
 }
 
@@ -379,13 +361,13 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCuda(int index) {
         "; nvidia-smi -L lists all"));
   }
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), "cudaSetDevice"));
-  ASSIGN_OR_RETURN(DeviceFacts facts, ReadFacts(index, count, driver));
+  ASSIGN_OR_RETURN(DeviceFacts facts, ReadFacts(index, driver));
   if (!CudaCodeRuns(BITSHARD_CUDA_CODE, facts.compute_capability)) {
     return absl::FailedPreconditionError(
         absl::StrCat("cuda:", index, " (", facts.name, ") is ", facts.architecture,
                      ", and this program has kernels for ", BITSHARD_CUDA_CODE,
                      ". Devices before sm_80 are not supported; for later ones build with "
-                     "--define=cuda_architectures=all. Or ",
+                     "--config=cuda_all. Or ",
                      kUseCpu));
   }
   // The context is made here, so that what it takes is gone before anybody asks what is free.

@@ -391,9 +391,12 @@ std::unique_ptr<const WeightFormat> Make(std::string_view name) {
   return std::make_unique<CtInt>(*parameters);
 }
 
-const RegisterFormatFamily kRegistered({.prefix = "ct_int",
-                                        .name_shape = "ct_int2..8 (compressed-tensors)",
-                                        .make = &Make});
+const RegisterFormatFamily kRegistered(
+    {.prefix = "ct_int",
+     .name_shape =
+         "ct_int2..8 (compressed-tensors) with all its words, as in "
+         "\"ct_int4 group=32 scale=f16 sym\" or \"ct_int3 channel scale=bf16 asym dense\"",
+     .make = &Make});
 
 }  // namespace
 }  // namespace bitshard

@@ -37,9 +37,6 @@ struct DeviceFacts {
   uint64_t total_bytes = 0;
   uint64_t bandwidth_bytes_per_s = 0;  // by its data sheet (bus width x clock); 0 = unknown
   std::string driver;                  // "13.0"; "" = none
-  // What ranks on this device and on others of this host lack; for the log of a service with
-  // several ranks. "" = nothing.
-  std::string peer_warning;
 };
 
 struct DeviceMemory {

@@ -51,6 +51,7 @@ TEST_F(OptionsTest, DefaultsAreFine) {
   EXPECT_EQ(options->token_budget, 0u);
   EXPECT_EQ(options->activations, internal::NumericsOptions::ACTIVATIONS_A16);
   EXPECT_TRUE(options->reflection);
+  EXPECT_FALSE(options->open);
 }
 
 TEST_F(OptionsTest, MoreThanTheDevicesBudgetMayRunUnlessOneIsGiven) {
@@ -88,13 +89,19 @@ TEST_F(OptionsTest, ServiceIsSharedByWeightAndBoundedWhenAskedFor) {
   EXPECT_EQ(CoordinatorOptionsFromFlags({})->max_queue_wait, absl::InfiniteDuration());
   Set("itl_slo", "50ms");
   Set("max_queue_wait", "5s");
-  Set("tenant_weights", "alice=2,spiffe://team/x=y=0.5");
   const auto options = CoordinatorOptionsFromFlags({});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->itl_slo, absl::Milliseconds(50));
   EXPECT_EQ(options->max_queue_wait, absl::Seconds(5));
-  EXPECT_EQ(options->tenant_weights.at("alice"), 2);
-  EXPECT_EQ(options->tenant_weights.at("spiffe://team/x=y"), 0.5);
+}
+
+TEST_F(OptionsTest, WeightsOfTenantsAreReadButNotTakenWithoutTls) {
+  const auto weights = ParseTenantWeights("alice=2,spiffe://team/x=y=0.5");
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->at("alice"), 2);
+  EXPECT_EQ(weights->at("spiffe://team/x=y"), 0.5);
+  EXPECT_THAT(Refusal("tenant_weights", "alice=2"),
+              HasSubstr("--tenant-weights=alice=2: only TLS"));
 }
 
 TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
@@ -109,6 +116,8 @@ TEST_F(OptionsTest, EachBadValueNamesItsFlag) {
   EXPECT_THAT(Refusal("kv_cache_dtype", "int3"), HasSubstr("bf16, f16, f32, int8 or fp8_e4m3"));
   EXPECT_THAT(Refusal("kv_cache_bytes", "lots"), HasSubstr("512MiB or 24GiB, or auto"));
   EXPECT_THAT(Refusal("token_budget", "-1"), HasSubstr("--token-budget"));
+  EXPECT_THAT(Refusal("token_budget", "65536"),
+              HasSubstr("--token-budget=65536: must be 0 to 65535"));
   EXPECT_THAT(Refusal("max_running", "-1"), HasSubstr("--max-running"));
   EXPECT_THAT(Refusal("max_running", "4097"), HasSubstr("--max-running=4097: must be 1 to 4096"));
   EXPECT_THAT(Refusal("token_budget", "63"), HasSubstr("--max-running=64"));
@@ -137,6 +146,7 @@ TEST_F(OptionsTest, AnOpenAddressWithATokenIsFineAndWithoutReflection) {
   EXPECT_EQ(options->token, "secret");
   EXPECT_EQ(options->fleet_bind, "0.0.0.0");
   EXPECT_FALSE(options->reflection);
+  EXPECT_TRUE(options->open);
 }
 
 TEST_F(OptionsTest, WorkersDialWhereRequestsComeUnlessSaidOtherwise) {

@@ -56,10 +56,13 @@ TEST_F(SmallStacks, OurThreadsHaveWhatTheyNeed) {
 
 TEST_F(SmallStacks, SoHasTheOneThatRendersLongPrompts) {
   std::atomic<size_t> bytes{0};
-  {
-    Background background(/*max_queued=*/1, /*max_bytes=*/1);
-    ASSERT_TRUE(background.Run(/*bytes=*/2, [&] { bytes = StackOfThisThread(); }));
-  }
+  absl::Notification done;
+  Background background(/*max_queued=*/1, /*max_bytes=*/1);
+  ASSERT_TRUE(background.Run(/*bytes=*/2, [&](const absl::Status&) {
+    bytes = StackOfThisThread();
+    done.Notify();
+  }));
+  done.WaitForNotification();
   EXPECT_GE(bytes, kThreadStackBytes);
 }
 

@@ -45,6 +45,62 @@ class CommandLineTest(unittest.TestCase):
             self.assertIn(word, result.stderr)
             self.assertIn("serve", result.stderr)
 
+    def test_help_of_an_unknown_verb_is_an_error(self):
+        result = run("help", "nonsense")
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertIn('no verb "nonsense"', result.stderr)
+        self.assertEqual(run("help", "serve").stdout, run("serve", "--help").stdout)
+
+    def test_a_flag_of_another_program_is_named_with_the_way_to_it(self):
+        for verb, flags, words in (
+                ("serve", ["--memory=4GiB"], "--memory is a flag of the worker: --worker-flags=--memory=4GiB\n"),
+                ("bench", ["--memory", "4GiB"], "--worker-flags=--memory=4GiB\n"),
+                ("eval", ["--profile_ops", "x"], "--profile-ops is a flag of the worker: --worker-flags=--profile-ops\n"),
+                ("serve", ["--noprofile-ops"], "--worker-flags=--noprofile-ops\n"),
+                ("serve", ["--max-running=8"],
+                 "--max-running is a flag of the coordinator: --coordinator-flags=--max-running=8\n"),
+                ("serve", ["--token-file=x"],
+                 "of the coordinator and of the worker: --coordinator-flags=--token-file=x or --worker-flags=--token-file=x"),
+                ("complete", ["--max-running=8"], "there is no flag --max-running")):
+            result = run(verb, *flags)
+            self.assertEqual(result.returncode, 2, flags)
+            self.assertIn(words, result.stderr, flags)
+
+    def test_serve_knows_every_flag_of_the_other_programs(self):
+        for program in ("coordinator/bitshard-coordinator", "worker/bitshard-worker"):
+            text = subprocess.run([str(ROOT / program), "--help"], capture_output=True, text=True, timeout=60,
+                                  check=False).stdout
+            flags = set(re.findall(r"^ +(--[a-z0-9_-]+)", text, re.MULTILINE)) - {"--help", "--version"}
+            self.assertGreater(len(flags), 15, text)
+            for flag in sorted(flags):
+                self.assertNotIn("there is no flag", run("serve", f"{flag}=1").stderr, flag)
+
+    def test_an_address_has_a_port(self):
+        for command, flag in ((("complete", "x"), "--address"), (("chat", "x"), "--address"), (("bench",), "--address"),
+                              (("inspect",), "--admin-address"), (("bench",), "--admin-address")):
+            for address in ("localhost", "localhost:", ":50051", "localhost:0"):
+                result = run(*command, f"{flag}={address}")
+                self.assertEqual(result.returncode, 2, command)
+                self.assertIn(f"{flag}={address}: give host:port", result.stderr, command)
+
+    def test_text_that_is_not_utf8_is_named(self):
+        for command, given, what in ((("complete", "-"), b"ab\xff", "standard input: must be UTF-8, and is not from byte 2"),
+                                     (("complete", b"\xe4"), b"", "the prompt: must be UTF-8"),
+                                     (("complete", "x", b"--stop=\xe4"), b"", "--stop: must be UTF-8"),
+                                     (("chat", b"\xe4"), b"", "the question: must be UTF-8"),
+                                     (("chat", "x", b"--system=\xe4"), b"", "--system: must be UTF-8")):
+            result = subprocess.run([str(ROOT / BITSHARD), *command, "--address=127.0.0.1:1"], input=given,
+                                    capture_output=True, timeout=60, check=False)
+            self.assertEqual(result.returncode, 2, command)
+            self.assertIn(what, result.stderr.decode(), command)
+            self.assertNotIn("libprotobuf", result.stderr.decode())
+
+    def test_a_timeout_that_was_too_short_is_named(self):
+        with Service(golden_model("tiny-llama-q"), workers=1) as service:
+            result = run("complete", "x", f"--address=127.0.0.1:{service.ports['port']}", "--timeout=1ns")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("DEADLINE_EXCEEDED: the answer took longer than --timeout=1ns; raise it", result.stderr)
+
     def test_wrong_flags_end_with_2_and_name_the_program_and_its_help(self):
         coordinator, worker = ROOT / "coordinator/bitshard-coordinator", ROOT / "worker/bitshard-worker"
         bitshard = ROOT / BITSHARD
@@ -61,6 +117,39 @@ class CommandLineTest(unittest.TestCase):
             self.assertEqual(result.returncode, 2, f"{command}: {result.stderr}")
             for word in words:
                 self.assertIn(word, result.stderr, command)
+
+    def test_every_program_answers_help_and_version(self):
+        for program in ("coordinator/bitshard-coordinator", "worker/bitshard-worker"):
+            for flag, words in (("--help", ("--log-level=info", "Exit codes")), ("-h", ("--token-file",)), ("--version", ("bitshard",))):
+                result = subprocess.run([str(ROOT / program), flag], capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual(result.returncode, 0, f"{program} {flag}: {result.stderr}")
+                for word in words:
+                    self.assertIn(word, result.stdout)
+
+    def test_workers_that_cannot_start_end_serve_at_once_with_2(self):
+        for flag, word in (("--device=gpu", "--device=gpu"), ("--worker-flags=--memory=lots", "lots")):
+            result = serve(golden_model("tiny-llama-q"), flag, "--workers=2")
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(word, result.stderr)
+            self.assertNotIn("starting it again", result.stderr)
+
+    def test_a_wrong_token_ends_a_worker_with_5_and_its_reason(self):
+        with Service(golden_model("tiny-llama-q")) as service:
+            result = subprocess.run([str(ROOT / "worker/bitshard-worker"), f"--coordinator=127.0.0.1:{service.ports['fleet_port']}"],
+                                    capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(result.returncode, 5, result.stderr)
+            self.assertIn("turned away", result.stderr)
+
+    def test_a_worker_at_another_port_than_the_fleets_is_told(self):
+        with Service(golden_model("tiny-llama-q")) as service:
+            with subprocess.Popen([str(ROOT / "worker/bitshard-worker"), f"--coordinator=127.0.0.1:{service.ports['port']}"],
+                                  stderr=subprocess.PIPE, text=True) as worker:
+                for line in worker.stderr:
+                    if "fleet port" in line:
+                        break
+                else:
+                    self.fail("it ended")
+                worker.kill()
 
     def test_flags_for_the_coordinator_may_have_values_with_commas(self):
         with Service(golden_model("tiny-llama-q"), workers=2, coordinator_flags=["--shares=3,1", "--max-running=3"]) as service:
@@ -174,7 +263,8 @@ class CommandLineTest(unittest.TestCase):
         self.assertEqual(a16["ppl_base"], figures["exact"]["ppl_base"])
 
     def test_eval_says_what_is_missing(self):
-        for flags, word in (((), "kld"), (("kld",), "--test"), (("kld", "--test=x"), "--text")):
+        for flags, word in (((), "kld"), (("kld",), "--test"), (("kld", "--test=x"), "--text"),
+                            (("kld", "--test=x", "--text=x", "--chunks=-1"), "0 (all) or more")):
             result = run("eval", *flags)
             self.assertEqual(result.returncode, 2)
             self.assertIn(word, result.stderr)
@@ -197,6 +287,7 @@ class CommandLineTest(unittest.TestCase):
         for command in (serve(str(cut)), run("inspect", str(cut))):
             self.assertNotEqual(command.returncode, 0)
             self.assertIn("cut.gguf", command.stderr)
+            self.assertIn("is the download complete?", command.stderr)
 
     def test_bad_flags_end_the_start_with_a_hint(self):
         model = golden_model("tiny-llama-q")

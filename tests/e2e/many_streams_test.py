@@ -6,9 +6,11 @@ The figure for 10,000 streams on 50 connections (docs/benchmarks.md, "Under load
   bazel test //tests/e2e:many_streams_test --test_output=all --test_env=BITSHARD_TEST_STREAMS=10000 ...
 """
 
+import json
 import os
 import pathlib
 import re
+import tempfile
 import time
 import unittest
 
@@ -20,14 +22,27 @@ from metrics_page import Page
 STREAMS = int(os.environ.get("BITSHARD_TEST_STREAMS", "2000"))
 CHANNELS = max(5, STREAMS // 200)
 MAX_RUNNING = 32
-# So many hold every place until all streams are open; each lasts for as many steps as it has tokens.
-BLOCKERS, BLOCKER_TOKENS = max(128, STREAMS // 20), 1000
+# So many hold every place until all streams are open and they are cancelled: the next take over from those that end, and
+# none ends soon.
+BLOCKERS, BLOCKER_TOKENS = max(128, STREAMS // 20), 8000
 BEYOND = BLOCKERS + 100  # more than blockers may leave room for
 PROMPTS, PROMPT, OUTPUT = 16, 8, 16
 PATIENCE_S = 240
 # Of the coordinator, for each stream that is open: gRPC's call, the request in the engine, the writer's buffers.
 BYTES_A_STREAM = 48 << 10
 SETTLE_S = 60  # until freed memory is given back; every 5 s it is looked after
+
+
+def patient_model():
+    """The tiny model, with a context that has room for blockers."""
+    golden = pathlib.Path(golden_model("tiny-llama-q"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="model-", dir=os.environ.get("TEST_TMPDIR")))
+    for file in golden.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    config = json.loads((golden / "config.json").read_text()) | {"max_position_embeddings": 2 * BLOCKER_TOKENS}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
 def resident_bytes(pid):
@@ -48,7 +63,7 @@ class ManyStreamsTest(unittest.TestCase):
     def test_a_crowd_is_served_and_its_memory_serves_the_next(self):
         blocks = MAX_RUNNING * (BLOCKER_TOKENS // 16 + 2) + 64
         flags = [f"--max-running={MAX_RUNNING}", f"--max-waiting={STREAMS + BLOCKERS}", f"--kv-blocks={blocks}"]
-        with Service(golden_model("tiny-llama-q"), workers=2, coordinator_flags=flags) as service:
+        with Service(patient_model(), workers=2, coordinator_flags=flags) as service:
             self.pid = service.coordinator_pid()
             alone = self._client(service, calls=PROMPTS, callers=1).calls()
             self.assertEqual({call.code for call in alone}, {"OK"})

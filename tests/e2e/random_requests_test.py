@@ -11,6 +11,7 @@ import grpc
 
 import case_report
 from live_service import Service, Stream, golden_model, pb
+from metrics_page import settled
 
 REQUESTS = 1000
 AT_ONCE = 48
@@ -71,10 +72,10 @@ class RandomRequestsTest(unittest.TestCase):
             load = service.await_idle()
             self.assertEqual((load.running, load.waiting, load.blocks.used, load.blocks.quarantined), (0, 0, 0, 0))
             self.assertEqual(load.blocks.free + load.blocks.cached, total)
-            samples = service.metrics()
-            received = sum(v for k, v in samples.items() if k.startswith("bitshard_requests_received_total"))
-            ended = sum(v for k, v in samples.items() if k.startswith("bitshard_requests_total"))
-            rejected = sum(v for k, v in samples.items() if k.startswith("bitshard_admission_rejections_total"))
+            page = settled(service.ports["metrics_port"])
+            received = page.sum("bitshard_requests_received_total")
+            ended = page.sum("bitshard_requests_total")
+            rejected = page.sum("bitshard_admission_rejections_total")
             print(f"received {received:.0f} = ended {ended:.0f} + rejected {rejected:.0f}")
             self.assertEqual(received, ended + rejected)
 

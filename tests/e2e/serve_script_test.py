@@ -97,7 +97,7 @@ class ServeScriptTest(unittest.TestCase):
             processes = descendants(script.process.pid)
             self.assertGreaterEqual(len(processes), 4, "bitshard serve, a coordinator, two workers")
             stub = pb_grpc.InferenceStub(grpc.insecure_channel(f"127.0.0.1:{port}"))
-            answer = stub.Generate(pb.GenerateRequest(text="Once", max_tokens=1900, stop=pb.Stopping(ignore_eos=True)))
+            answer = stub.Generate(pb.GenerateRequest(text="Once", max_tokens=6000, stop=pb.Stopping(ignore_eos=True)))
             next(answer)
             script.ctrl_c()
             script.until(lambda: "Ctrl-C again ends at once" in script.err.read_text())

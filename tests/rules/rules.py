@@ -280,7 +280,36 @@ def shell_scripts(tree):
             yield f"{path}: set -euo pipefail is missing"
 
 
+REASON_TABLES = ("proto/inference.proto", "docs/clients/README.md")
+
+
+def error_reasons(tree):
+    """Every ErrorInfo.reason of the coordinator has a row in both tables of reasons, and no row is of another."""
+    sent = {}
+    for path, text in sorted(tree.items()):
+        if not path.startswith("coordinator/") or not path.endswith((".h", ".cc")):
+            continue
+        found = re.findall(r'kReason\w+ = "(\w+)"', text)
+        # Strings that look like no reason go: they may hold parentheses.
+        text = re.sub(r'"(?![A-Z][A-Z0-9_]+")(?:[^"\\\n]|\\.)*"', "", text)
+        for call in re.split(r"\b(?:WithErrorInfo|Add)\(", text)[1:]:  # Add: of FieldErrors
+            depth, end = 1, 0
+            while depth and end < len(call):
+                depth += {"(": 1, ")": -1}.get(call[end], 0)
+                end += 1
+            found += re.findall(r'"(\w+)"', call[:end])
+        sent.update(dict.fromkeys(found, path))
+    for path in REASON_TABLES:
+        table = tree[path].split("ErrorInfo.reason, with its code")[-1] if path.endswith(".proto") else tree[path]
+        rows = set(re.findall(r"^(?://   |\| `)([A-Z][A-Z0-9_]+)(?:`|(?= +[A-Z_]+ ))", table, re.M))
+        for reason in sorted(sent.keys() - rows):
+            yield f"{path}: no row for the reason {reason} of {sent[reason]}"
+        for reason in sorted(rows - sent.keys()):
+            yield f"{path}: nothing in the coordinator sends {reason}"
+
+
 ALL = [
     include_rooms, include_reserved, include_purity, include_paths, pragma_once, head_comment, file_length, no_common,
     file_names, top_level, todo, machine_paths, visibility, life_documents, test_ids, compiler_scratch, shell_scripts,
+    error_reasons,
 ]

@@ -25,6 +25,11 @@ CLEAN = {
     "kernels/base/metric_page.cc": "// A.\n#include <prometheus/registry.h>\n",
     "worker/metrics.h": "// A.\n#pragma once\n",
     "tests/coordinator/schedule/queue_test.cc": '#include "gtest/gtest.h"\n#include "coordinator/schedule/queue.h"\n',
+    "coordinator/engine/error_reason.h": '// A.\n#pragma once\nkReasonFull = "QUEUE_FULL";\n',
+    "coordinator/frontend/call.cc": '// A.\nWithErrorInfo(Status(StrCat("a) ", f(1))), "NOT_HERE");\n',
+    "proto/inference.proto":
+        "// Every ErrorInfo.reason, with its code:\n//   QUEUE_FULL  NOT_FOUND  no\n//   NOT_HERE    NOT_FOUND  no\n",
+    "docs/clients/README.md": "| INTERNAL | x |\n| `QUEUE_FULL` | x |\n| `NOT_HERE` | x |\n",
     "docs/life_of_a_request.md": "`coordinator/schedule/queue.h: once`\n",
     "docs/life_of_a_weight.md": "`kernels/base/check.h: pragma()`\n",
 }
@@ -86,6 +91,13 @@ PLANTED = {
         {"deploy/local/a.sh": "#!/usr/bin/env bash\nset -euo pipefail\nlog=/tmp/a.$$\n"},
     ],
     rules.compiler_scratch: [{"deploy/bazel/a.bzl": 'ctx.actions.run_shell(command = "$@", arguments = [NVCC])\n'}],
+    rules.error_reasons: [
+        {"coordinator/engine/a.cc": '// A.\nWithErrorInfo(s, "BRAND_NEW");\n'},
+        {"coordinator/engine/a.h": '// A.\n#pragma once\nkReasonNew = "BRAND_NEW";\n'},
+        {"proto/inference.proto": "// Every ErrorInfo.reason, with its code:\n//   QUEUE_FULL  NOT_FOUND  no\n"},
+        {"docs/clients/README.md": "| `NOT_HERE` | x |\n"},
+        {"docs/clients/README.md": "| `QUEUE_FULL` | x |\n| `NOT_HERE` | x |\n| `GONE` | x |\n"},
+    ],
     rules.shell_scripts: [{"deploy/local/a.sh": "#!/usr/bin/env bash\necho\n"}],
 }
 

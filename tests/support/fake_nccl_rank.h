@@ -15,6 +15,8 @@
 //                                until the communicator is aborted; once a process
 //   BITSHARD_FAKE_NCCL_DELAY_US  before every operation
 //   BITSHARD_FAKE_NCCL_CALL_US   that each call stays in NCCL, looks too
+//   BITSHARD_FAKE_NCCL_BLIND     1: an operation does not see that another rank has died, left or
+//                                aborted, as over NVLink
 #pragma once
 
 #include <atomic>
@@ -125,6 +127,7 @@ class NcclRank {
   bool left_ = false;
   uint64_t met_ = 0, begun_ = 0;
   int64_t hang_at_ = -1, delay_us_ = 0, call_us_ = 0;
+  bool blind_ = false;
 };
 
 }  // namespace bitshard::fake

@@ -66,6 +66,13 @@ std::string DeviceIdentity(const Device& device) {
   return "";
 }
 
+std::string PeerWarning(const Device& device, int ranks) {
+  for (const auto& [name, library] : Libraries()) {
+    if (library.device_kind == device.facts().kind) return library.peer_warning(device, ranks);
+  }
+  return "";
+}
+
 absl::StatusOr<DeviceBuffer> AllocCollectiveMemory(Device& device, size_t bytes) {
   for (const auto& [name, library] : Libraries()) {
     if (library.device_kind != device.facts().kind) continue;

@@ -115,6 +115,10 @@ std::vector<std::string> DeviceCollectives(const std::string& device_kind);
 // nothing here can say.
 std::string DeviceIdentity(const Device& device);
 
+// What sums lack between ranks on the first `ranks` devices of this host, of which `device` is one
+// (if it is none: on all devices); for the log. "" = nothing.
+std::string PeerWarning(const Device& device, int ranks);
+
 struct DeviceCollectiveLibrary {
   const char* name;         // "nccl"
   const char* device_kind;  // "cuda"
@@ -122,7 +126,8 @@ struct DeviceCollectiveLibrary {
   absl::StatusOr<std::unique_ptr<DeviceCollective>> (*join)(const DeviceGroup& group,
                                                             absl::Duration timeout,
                                                             const std::atomic<bool>* stop);
-  std::string (*identify)(const Device& device);  // DeviceIdentity
+  std::string (*identify)(const Device& device);                 // DeviceIdentity
+  std::string (*peer_warning)(const Device& device, int ranks);  // PeerWarning
   // AllocCollectiveMemory without the fallback.
   absl::StatusOr<DeviceBuffer> (*alloc)(Device& device, size_t bytes);
 };

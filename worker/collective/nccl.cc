@@ -486,6 +486,7 @@ const RegisterDeviceCollective kRegistered({.name = "nccl",
                                             .device_kind = "cuda",
                                             .join = &Join,
                                             .identify = &NameOfGpu,
+                                            .peer_warning = &NcclPeerWarning,
                                             .alloc = &AllocNcclMemory});
 
 }  // namespace

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <sys/statvfs.h>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace bitshard {
 
@@ -25,6 +27,26 @@ std::string DescribeNccl(const char* call, ncclResult_t result, ncclComm_t commu
   const char* detail = ncclGetLastError(communicator);
   return absl::StrCat(call, ": ", ncclGetErrorString(result),
                       detail == nullptr || *detail == '\0' ? "" : absl::StrCat(" (", detail, ")"));
+}
+
+std::string NcclPeerWarning(const Device& device, int ranks) {
+  const int index = device.facts().index;
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) cudaGetLastError();
+  if (index < ranks && ranks < count) count = ranks;
+  std::vector<std::string> unreached;
+  for (int other = 0; other < count; ++other) {
+    int reaches = 0;
+    if (other == index) continue;
+    if (cudaDeviceCanAccessPeer(&reaches, index, other) != cudaSuccess) cudaGetLastError();
+    if (reaches == 0) unreached.push_back(absl::StrCat("cuda:", other));
+  }
+  if (unreached.empty()) return "";
+  return absl::StrCat(
+      "cuda:", index, " has no direct access (P2P) to ", absl::StrJoin(unreached, ", "),
+      ": sums between them go through the host's memory, slower, and need room in /dev/shm. "
+      "Usual reasons: GeForce cards, a virtual machine, PCIe access control (ACS); nvidia-smi "
+      "topo -p2p r shows all pairs");
 }
 
 }  // namespace bitshard

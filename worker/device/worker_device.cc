@@ -28,14 +28,15 @@ bool HasCuda() {
 }
 
 // Sums between ranks that cannot reach each other's memory go through the host's.
-absl::Status CheckPeers(const DeviceFacts& facts, uint32_t local_ranks) {
+absl::Status CheckPeers(const Device& device, int local_ranks) {
   if (local_ranks <= 1) return absl::OkStatus();
-  const absl::Status room = CheckSharedMemory(static_cast<int>(local_ranks));
-  if (facts.peer_warning.empty()) {
+  const absl::Status room = CheckSharedMemory(local_ranks);
+  const std::string warning = PeerWarning(device, local_ranks);
+  if (warning.empty()) {
     if (!room.ok()) LogWarning("worker: {}", std::string(room.message()));
     return absl::OkStatus();
   }
-  LogWarning("worker: {}", facts.peer_warning);
+  LogWarning("worker: {}", warning);
   return room;
 }
 
@@ -50,8 +51,8 @@ absl::StatusOr<std::unique_ptr<WorkerDevice>> WorkerDevice::Open(const WorkerOpt
     if (asked.kind == AskedDevice::Kind::kCuda || (!asked.told && HasCuda()))
       return device.status();
     if (asked.told) {
-      LogInfo("worker: --device=auto: the CPU, because: {}",
-              std::string(device.status().message()));
+      LogWarning("worker: --device=auto: the CPU, because: {}",
+                 std::string(device.status().message()));
     }
     return nullptr;
   }
@@ -64,7 +65,7 @@ absl::StatusOr<std::unique_ptr<WorkerDevice>> WorkerDevice::Open(const WorkerOpt
                      "; leave --collective at auto, or use --device=cpu"));
   }
   const DeviceFacts& facts = (*device)->facts();
-  RETURN_IF_ERROR(CheckPeers(facts, options.local_ranks));
+  RETURN_IF_ERROR(CheckPeers(**device, static_cast<int>(options.local_ranks)));
   ASSIGN_OR_RETURN(const DeviceMemory memory, (*device)->Mem());
   ASSIGN_OR_RETURN(const uint64_t bytes, ParseMemory(options.memory, memory.free_bytes));
   if (bytes > memory.free_bytes) {

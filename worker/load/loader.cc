@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 
 #include "kernels/base/check.h"
@@ -315,6 +316,8 @@ class Loader {
   uint64_t done_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
+double Gib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const LoadedWeights>> LoadWeights(const internal::RankPlan& plan,
@@ -325,9 +328,10 @@ absl::StatusOr<std::shared_ptr<const LoadedWeights>> LoadWeights(const internal:
   ASSIGN_OR_RETURN(const std::unique_ptr<CheckedLoadPlan> checked, CheckLoadPlan(plan));
   if (checked->arena_bytes > max_arena_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("rank ", plan.rank(), ": its weights take ", checked->arena_bytes,
-                     " bytes, this worker may use ", max_arena_bytes,
-                     "; raise --memory, use more workers or a narrower weight format"));
+        absl::StrFormat("rank %d: its weights take %d bytes (%.4g GiB), this worker may use %d "
+                        "(%.4g GiB); raise --memory, use more workers or a narrower weight format",
+                        plan.rank(), checked->arena_bytes, Gib(checked->arena_bytes),
+                        max_arena_bytes, Gib(max_arena_bytes)));
   }
   return Loader(*checked, plan.graph(), pool, progress).Load(sink);
 }

@@ -262,7 +262,7 @@ absl::Status StepThread::LoadAndBind(uint64_t session, const internal::Assign& a
   if (backend_.require_fast_kernels || assign.numerics().require_fast_kernels())
     RETURN_IF_ERROR(RefuseFallbacks(kernels, rank_));
   if (assign.numerics().nondeterministic() && bound_->deterministic()) {
-    LogInfo(
+    LogWarning(
         "worker: rank={} --deterministic=false changes nothing: the CPU is deterministic always",
         rank_);
   }

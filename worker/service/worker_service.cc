@@ -24,6 +24,8 @@ int64_t MonotonicNanos() {
 
 // How long a leaving worker waits for its last message to be taken.
 constexpr absl::Duration kFarewell = absl::Milliseconds(500);
+// Between two lines that say that no coordinator answers.
+constexpr int64_t kTellAgainNs = 60'000'000'000;
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& target,
                                     const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
@@ -84,7 +86,7 @@ absl::Status WorkerService::Run() {
   while (true) {
     const int64_t dialled_ns = MonotonicNanos();
     const Verdict verdict = ServeOneStream();
-    if (verdict == Verdict::kExit) return absl::OkStatus();
+    if (verdict == Verdict::kExit) return turned_away_;
     const int64_t heard_ns = last_heard_ns_;
     if (heard_ns > dialled_ns) backoff = options_.first_backoff;
     if (MonotonicNanos() - heard_ns >= timeout_ns) {
@@ -190,20 +192,31 @@ WorkerService::Verdict WorkerService::Handle(Event event) {
     case Event::Kind::kStreamEnd:
       if (event.session != session_) return Verdict::kGoOn;
       if (absl::IsPermissionDenied(event.status)) {  // it would not do the next time either
-        LogError("worker: turned away by {}: {}", options_.coordinator,
-                 std::string(event.status.message()));
+        turned_away_ = absl::PermissionDeniedError(
+            absl::StrCat("turned away by ", options_.coordinator, ": ", event.status.message()));
         return Verdict::kExit;
       }
-      if (assigned_ || session_ == 1) {  // not at every dial while nobody answers
-        LogInfo("worker: control stream to {} ended: {}", options_.coordinator,
-                event.status.ToString());
-      }
+      TellOfStreamEnd(event.status);
       return Verdict::kRedial;
     case Event::Kind::kMessage:
       if (event.session != session_) return Verdict::kGoOn;
       return HandleMessage(*event.message);
   }
   return Verdict::kGoOn;
+}
+
+void WorkerService::TellOfStreamEnd(const absl::Status& status) {
+  const int64_t now_ns = MonotonicNanos();
+  const bool other_service = absl::IsUnimplemented(status);
+  if ((other_service || now_ns - last_heard_ns_ >= kTellAgainNs) &&
+      (told_ns_ == 0 || now_ns - told_ns_ >= kTellAgainNs)) {
+    told_ns_ = now_ns;
+    LogWarning("worker: no coordinator at {} yet: {}; {}", options_.coordinator, status.ToString(),
+               other_service ? "is that its fleet port (50052), and not the public one?"
+                             : "is it running, and is --coordinator its fleet port?");
+  } else if (assigned_ || session_ == 1) {  // not at every dial while nobody answers
+    LogInfo("worker: control stream to {} ended: {}", options_.coordinator, status.ToString());
+  }
 }
 
 WorkerService::Verdict WorkerService::HandleMessage(internal::CoordinatorMessage& message) {
@@ -232,8 +245,12 @@ WorkerService::Verdict WorkerService::HandleMessage(internal::CoordinatorMessage
       step_thread_.End(session_, message.end_epoch().epoch(), /*report=*/true);
       break;
     case internal::CoordinatorMessage::kRelease:
+      if (message.release().exit()) {
+        turned_away_ = absl::PermissionDeniedError(absl::StrCat(
+            "turned away by ", options_.coordinator, ": ", message.release().reason()));
+        return Verdict::kExit;
+      }
       LogInfo("worker: released by the coordinator: {}", message.release().reason());
-      if (message.release().exit()) return Verdict::kExit;
       step_thread_.End(session_, epoch_, /*report=*/false);
       return Verdict::kRedial;
     case internal::CoordinatorMessage::kHeartbeat:

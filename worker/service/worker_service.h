@@ -50,8 +50,8 @@ class WorkerService {
   WorkerService(Options options, WorkerBackend backend, WorkerMetrics* metrics);
   ~WorkerService();
 
-  // Returns OK after Leave, a Release that says exit, or a wrong token; UNAVAILABLE after the
-  // coordinator's timeout.
+  // Returns OK after Leave; PERMISSION_DENIED after a wrong token or a Release that says exit;
+  // UNAVAILABLE after the coordinator's timeout.
   absl::Status Run();
 
   // Any thread: announces Leaving, then Run returns.
@@ -74,6 +74,7 @@ class WorkerService {
 
   Verdict ServeOneStream();
   Verdict Handle(Event event);
+  void TellOfStreamEnd(const absl::Status& status);
   Verdict HandleMessage(internal::CoordinatorMessage& message);
   void HandleAssign(std::unique_ptr<internal::Assign> assign);
   void HandleJoin(const internal::JoinCommunicator& join);
@@ -91,7 +92,8 @@ class WorkerService {
   uint64_t term_ = 0;      // highest accepted
   bool assigned_ = false;  // on this stream
   uint64_t epoch_ = 0;     // highest of the term
-  bool exiting_ = false;
+  absl::Status turned_away_;
+  int64_t told_ns_ = 0;  // when the log last said that nobody answers
 
   absl::Mutex mu_;
   std::deque<Event> events_ ABSL_GUARDED_BY(mu_);

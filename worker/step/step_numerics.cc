@@ -13,8 +13,9 @@ namespace {
 
 using internal::NumericsOptions;
 
-// Bounds on what a coordinator may ask for; the buffers follow from them.
-constexpr uint32_t kMaxStepTokens = 1 << 16;
+// Bounds on what a coordinator may ask for; the buffers follow from them. A linear op on a GPU has
+// no more rows.
+constexpr uint32_t kMaxStepTokens = 65535;
 constexpr uint32_t kMaxSlots = 1 << 14;
 
 // Width of what lm_head reads. The graph has not been checked yet: 0 when there is none.

@@ -8,10 +8,12 @@
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include <gtest/gtest.h>
 
 #include "coordinator/engine/engine_metrics.h"
 #include "coordinator/engine/error_reason.h"
+#include "coordinator/loop_beat.h"
 #include "proto/status_details.h"
 #include "tests/support/await.h"
 #include "tests/support/byte_tokenizer.h"
@@ -103,6 +105,34 @@ TEST_F(EngineTest, AStepThatMovesIsProgress) {
   executor_->Move();
   EXPECT_GT(engine_->Stats().last_progress, before);
   executor_->Release();
+  EXPECT_TRUE(sink->AwaitEnd().status.ok());
+}
+
+class StuckSink final : public RecordingSink {
+ public:
+  void OnDelta(TokenDelta delta) override {
+    stuck.Notify();
+    go_on.WaitForNotification();
+    RecordingSink::OnDelta(std::move(delta));
+  }
+  absl::Notification stuck, go_on;
+};
+
+// Liveness follows it: an engine that waits for a step is alive.
+TEST_F(EngineTest, AThreadThatHangsIsSeenAndOneThatWaitsIsNone) {
+  StartEngine();
+  executor_->Hold();
+  const auto held = Send(Request("a", 20, 10));
+  executor_->AwaitPlans(1);
+  AwaitTrue("a thread that waits", [] { return LoopBeat::Longest().name.empty(); });
+  executor_->Release();
+  EXPECT_TRUE(held->AwaitEnd().status.ok());
+
+  const auto sink = std::make_shared<StuckSink>();
+  ASSERT_TRUE(engine_->Submit(Request("b", 1, 1), sink).ok());
+  sink->stuck.WaitForNotification();
+  EXPECT_EQ(LoopBeat::Longest().name, "the engine's thread");
+  sink->go_on.Notify();
   EXPECT_TRUE(sink->AwaitEnd().status.ok());
 }
 

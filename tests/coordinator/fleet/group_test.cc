@@ -443,5 +443,33 @@ TEST(Group, ReleaseLetsEveryoneGo) {
   EXPECT_EQ(h.closed.size(), 2u);
 }
 
+TEST(Group, AJoinThatCanNeverBeIsHopelessUntilAGroupHasBeenReady) {
+  for (const auto code : {absl::StatusCode::kInvalidArgument, absl::StatusCode::kUnimplemented}) {
+    {
+      GroupHarness h(2);
+      h.Join(1, 1);
+      h.Join(2, 2);
+      h.Loaded(1);
+      h.Loaded(2);
+      h.Joined(1);
+      h.Fail(2, code, 1, "no such graph");
+      ASSERT_EQ(h.hopeless.size(), 1u) << code;
+      EXPECT_THAT(std::string(h.hopeless[0].message()), HasSubstr("rank 1"));
+      EXPECT_THAT(std::string(h.hopeless[0].message()), HasSubstr("no such graph"));
+    }
+    GroupHarness h(2);
+    h.BringUp(2);
+    h.Fail(2, code, 1, "no such graph");
+    EXPECT_EQ(h.hopeless.size(), 0u) << code;
+  }
+  GroupHarness h(2);
+  h.Join(1, 1);
+  h.Join(2, 2);
+  h.Loaded(1);
+  h.Loaded(2);
+  h.Fail(2, absl::StatusCode::kFailedPrecondition, 1, "a segment of another group");
+  EXPECT_EQ(h.hopeless.size(), 0u) << "tried again";
+}
+
 }  // namespace
 }  // namespace bitshard

@@ -109,7 +109,8 @@ class FrontendTest : public ::testing::Test {
     server_.reset();
   }
 
-  void StartServer() {
+  void StartServer() { StartServer(&metrics_); }
+  void StartServer(RecordedMetrics* metrics) {
     options_.admin.group = [this] {
       std::lock_guard<std::mutex> lock(group_hook_mu_);
       if (group_hook_) group_hook_();
@@ -119,7 +120,7 @@ class FrontendTest : public ::testing::Test {
       drained_ = timeout.value_or(absl::Seconds(77));
     };
     options_.admin.version = "test";
-    auto server = FrontendServer::Start(options_, &engine_, &model_, &metrics_);
+    auto server = FrontendServer::Start(options_, &engine_, &model_, metrics);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = Channel(server_->ports().inference);

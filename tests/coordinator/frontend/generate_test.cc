@@ -1,6 +1,7 @@
 // Generate and Complete over real gRPC: streams, ends, cancellation, deadlines, slow readers,
 // errors with their details.
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -383,8 +384,12 @@ TEST_F(SlowReaderTest, AClientThatNeverReadsIsCutOff) {
 // Only the end is left to be taken: that is no reason for an error.
 TEST_F(SlowReaderTest, AClientThatTakesItsTokensLateGetsItsEnd) {
   server_->Shutdown(absl::ZeroDuration());
-  const auto patience = std::chrono::seconds(4);
-  Begin(10, absl::FromChrono(patience));
+  static std::atomic<int64_t> ahead_s{0}, looks{0};
+  options_.slow_reader.now = [] {
+    ++looks;
+    return absl::Now() + absl::Seconds(ahead_s.load());
+  };
+  Begin(10, absl::Minutes(1));
   grpc::ClientContext context;
   auto stream = slow_->Generate(&context, Request());
   const auto live = engine_.Await();
@@ -392,7 +397,8 @@ TEST_F(SlowReaderTest, AClientThatTakesItsTokensLateGetsItsEnd) {
   live.sink->OnDelta(FakeEngine::Delta(0, std::string(300'000, 'x')));  // more than its window
   AwaitTrue("an empty backlog", [this] { return metrics_.Seen("backlog") == 0; });
   live.sink->OnEnd(FakeEngine::End(300'000));
-  std::this_thread::sleep_for(patience * 5 / 4);  // it is cut off after twice the patience
+  ahead_s = 75;  // it is cut off after twice the patience
+  AwaitTrue("looks after it", [before = looks.load()] { return looks >= before + 3; });
   v1::GenerateResponse response;
   uint32_t tokens = 0;
   bool finished = false;

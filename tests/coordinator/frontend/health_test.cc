@@ -11,6 +11,8 @@
 #include "gtest/gtest.h"
 
 #include "coordinator/frontend/readiness.h"
+#include "coordinator/loop_beat.h"
+#include "kernels/base/monotonic_time.h"
 #include "proto/admin.grpc.pb.h"
 #include "proto/health.grpc.pb.h"
 #include "tests/coordinator/frontend/frontend_fixture.h"
@@ -88,6 +90,18 @@ TEST_F(HealthTest, DrainingTakesReadinessDownBeforeItReturns) {
   server_->SetDraining();
   EXPECT_EQ(Check(server_->ports().health, "readiness"), HealthCheckResponse::NOT_SERVING);
   EXPECT_EQ(Check(server_->ports().health, "liveness"), HealthCheckResponse::SERVING);
+}
+
+TEST_F(HealthTest, LivenessFollowsTheLoopsOfTheProcess) {
+  LoopBeat loop("a loop of the test");
+  loop.Works(MonotonicNow() - absl::Hours(1));
+  EXPECT_EQ(Check(server_->ports().health, "liveness"), HealthCheckResponse::NOT_SERVING);
+  loop.Works();
+  EXPECT_EQ(Check(server_->ports().health, "liveness"), HealthCheckResponse::SERVING);
+  loop.Works(MonotonicNow() - absl::Hours(1));
+  Await("liveness", HealthCheckResponse::NOT_SERVING);
+  loop.Waits();
+  Await("liveness", HealthCheckResponse::SERVING);
 }
 
 TEST_F(HealthTest, WatchersMayGoWhileReadinessChanges) {

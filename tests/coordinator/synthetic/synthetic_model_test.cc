@@ -90,6 +90,21 @@ TEST(SyntheticModel, WhatCannotBeReadIsNamed) {
   }
 }
 
+TEST(SyntheticModel, OptionsAreNamedAsTheyWereGiven) {
+  SyntheticModel model;
+  model.config = "a";
+  const auto said = [&model] {
+    return std::string(CheckSyntheticModel(model, "--synthetic-").message());
+  };
+  model.bits = 9;
+  EXPECT_EQ(said(), "--synthetic-bits=9; 2 to 8, or 16 for unquantized ones");
+  model.bits = 0;
+  model.group = 100;
+  EXPECT_EQ(said().find("--synthetic-group=100 without --synthetic-bits=2 to 8"), 0u) << said();
+  const absl::Status shard = ParseShard("3", model, "--synthetic-");
+  EXPECT_EQ(shard.message().find("--synthetic-shard=3: takes"), 0u) << shard;
+}
+
 TEST(SyntheticModel, SaysThatAShareIsOne) {
   SyntheticModel model;
   model.bits = 4;

@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-ABSL_FLAG(int32_t, test_port, 1, "");
+ABSL_FLAG(int32_t, test_port, 1, "port of the test; 0 picks one");
 ABSL_FLAG(double, test_ratio, 1, "");
 ABSL_FLAG(bool, test_quick, false, "");
 ABSL_FLAG(std::string, test_name, "", "");
@@ -21,6 +21,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string Refusal(std::vector<const char*> words) {
   words.insert(words.begin(), "program");
@@ -53,6 +54,24 @@ TEST(CheckFlags, ATimeWithoutAUnitGetsOne) {
   EXPECT_THAT(Refusal({"--test-wait=30"}), HasSubstr("write 30s"));
   EXPECT_THAT(Refusal({"--test-wait", "0.5"}), HasSubstr("write 0.5s"));
   EXPECT_THAT(Refusal({"--test-wait=soon"}), HasSubstr("write 30s"));
+}
+
+TEST(HelpText, NamesTheFlagsOfItsFileAsTheyAreTypedWithTheirDefaults) {
+  const std::string text = HelpText({"program", "1.2", "does this.", "command_line_test.cc"});
+  EXPECT_THAT(text, HasSubstr("program: does this.\n"));
+  EXPECT_THAT(text, HasSubstr("  --test-port=1\n      port of the test; 0 picks one\n"));
+  EXPECT_THAT(text, HasSubstr("  --test-wait=1s\n"));
+  EXPECT_THAT(text, Not(HasSubstr("flagfile")));
+}
+
+TEST(AnswerHelpDeathTest, EndsWithZeroWhenAskedAndElseDoesNothing) {
+  const ProgramHelp help = {"program", "1.2", "does this.", "command_line_test.cc"};
+  for (const char* word : {"--help", "-help", "-h", "--version"}) {
+    const char* const argv[] = {"program", "--test-port=1", word};
+    EXPECT_EXIT(AnswerHelp(help, 3, argv), ::testing::ExitedWithCode(0), "") << word;
+  }
+  const char* const argv[] = {"program", "--test-port=1", "--h", "--", "--help"};
+  AnswerHelp(help, 5, argv);
 }
 
 TEST(ParseCommandLineDeathTest, EndsWithTwoAndNamesProgramAndHelp) {

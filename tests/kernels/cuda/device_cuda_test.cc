@@ -104,16 +104,6 @@ TEST(OpenCuda, FactsAreThoseOfTheDevice) {
   EXPECT_EQ(facts.total_bytes, uint64_t{48} << 20);
   EXPECT_EQ(facts.bandwidth_bytes_per_s, 256'000'000'000u);  // 1 GHz, twice, 1024 bits
   EXPECT_EQ(facts.driver, absl::StrCat(CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10));
-  EXPECT_EQ(facts.peer_warning, "");
-}
-
-TEST(OpenCuda, DevicesThatDoNotReachEachOtherAreAWarning) {
-  const fake::ScopedCudaMachine machine({.devices = 3, .peers = false});
-  const auto device = OpenDevice("cuda", 1);
-  ASSERT_TRUE(device.ok()) << device.status();
-  EXPECT_THAT((*device)->facts().peer_warning,
-              AllOf(HasSubstr("cuda:1 has no direct access (P2P) to cuda:0, cuda:2:"),
-                    HasSubstr("/dev/shm")));
 }
 
 TEST(CudaCodeRuns, WhereNvidiaSaysSo) {

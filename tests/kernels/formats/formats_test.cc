@@ -9,6 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 
 #include "kernels/formats/format.h"
@@ -48,7 +49,11 @@ TEST(Formats, AnUnknownNameIsRefusedWithTheListOfKnownOnes) {
   EXPECT_TRUE(absl::StartsWith(
       status.message(), "weight format 'iq2_xs' is not supported; supported are bf16, f16, f32, "))
       << status;
-  EXPECT_TRUE(absl::EndsWith(status.message(), ", ct_int2..8 (compressed-tensors)")) << status;
+  const std::vector<std::string> quoted = absl::StrSplit(status.message(), '"');
+  ASSERT_EQ(quoted.size(), 5u) << status;  // two examples
+  EXPECT_TRUE(absl::StrContains(quoted[0], ", ct_int2..8 (compressed-tensors)")) << status;
+  for (const std::string& example : {quoted[1], quoted[3]})
+    EXPECT_NE(FindFormat(example), nullptr) << example;
 }
 
 TEST(Formats, Q4_1DecodesTheWorkedBlock) {

@@ -222,6 +222,33 @@ TEST(Nccl, AKilledRankEndsTheOthersBeforeTheirDeadline) {
   }
 }
 
+// Whoever waits for it sees nothing, neither of it nor of the other one's abort.
+TEST(Nccl, AKilledRankThatNobodySeesGoEndsTheOthersAtTheirOwnDeadlines) {
+  constexpr int kWorld = 3;
+  const Plan plan = {.id = NewId(), .world = kWorld, .operation_timeout = kShort};
+  ForkedRanks ranks = Fork(kWorld, [&](int r) {
+    setenv("BITSHARD_FAKE_NCCL_BLIND", "1", 1);
+    const fake::ScopedCudaMachine machine({.devices = kWorld});
+    Plan mine = plan;
+    mine.rank = r;
+    return JoinAndRun(mine, [&](Rank& rank) -> std::string {
+      RETURN_IF_ERROR_TEXT(MeetIn(plan.id + "-begin", rank.rank(), kWorld));
+      std::vector<int64_t> values(100, 0);
+      for (int round = 0;; ++round) {
+        if (rank.rank() == 1 && round == 2) raise(SIGKILL);
+        RETURN_IF_ERROR_TEXT((*rank).AllReduceSum(absl::MakeSpan(values)));
+      }
+    });
+  });
+  EXPECT_EQ(ranks.Wait(1), "killed");
+  for (const int r : {0, 2}) {
+    EXPECT_THAT(ranks.Wait(r),
+                AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("operation 3 (all_reduce of 800 bytes)"),
+                      HasSubstr("not over within 1.5s"), Not(HasSubstr("abort")),
+                      Not(HasSubstr("remote process"))));
+  }
+}
+
 TEST(Nccl, RanksInDifferentOperationsAllEnd) {
   const auto said = RunProcesses({.id = NewId(), .world = 3}, [](Rank& rank) {
     std::vector<int64_t> values(rank.rank() == 1 ? 577 : 576);

@@ -4,12 +4,16 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/fake_cudart.h"
 
 namespace bitshard {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 WorkerOptions Options(AskedDevice::Kind kind) {
   WorkerOptions options;
@@ -72,6 +76,32 @@ TEST(WorkerDevice, RefusesACollectiveOfTheCpus) {
     options.device.kind = AskedDevice::Kind::kCpu;
     EXPECT_TRUE(WorkerDevice::Open(options).ok());
   }
+}
+
+// Whether it opens is a matter of this machine's /dev/shm.
+std::string LogOf(int index, uint32_t local_ranks) {
+  WorkerOptions options = Options(AskedDevice::Kind::kCuda);
+  options.device.index = index;
+  options.local_ranks = local_ranks;
+  testing::internal::CaptureStdout();
+  (void)WorkerDevice::Open(options);
+  return testing::internal::GetCapturedStdout();
+}
+
+TEST(WorkerDevice, WarnsOfDevicesOutOfReachThatHaveRanks) {
+  constexpr char kWarning[] = "no direct access (P2P)";
+  {
+    const fake::ScopedCudaMachine machine({.devices = 4, .peers = false});
+    EXPECT_THAT(LogOf(0, 2), HasSubstr("cuda:0 has no direct access (P2P) to cuda:1:"));
+    EXPECT_THAT(LogOf(1, 3), HasSubstr("cuda:1 has no direct access (P2P) to cuda:0, cuda:2:"));
+    EXPECT_THAT(LogOf(0, 1), Not(HasSubstr(kWarning)));
+    // The ranks are on other devices than the first ones: any may be one of theirs.
+    EXPECT_THAT(LogOf(3, 2), HasSubstr("to cuda:0, cuda:1, cuda:2:"));
+    // Of several hosts.
+    EXPECT_THAT(LogOf(0, 8), HasSubstr("to cuda:1, cuda:2, cuda:3:"));
+  }
+  const fake::ScopedCudaMachine machine({.devices = 4});
+  EXPECT_THAT(LogOf(0, 4), Not(HasSubstr(kWarning)));
 }
 
 }  // namespace

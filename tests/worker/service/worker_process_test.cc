@@ -240,7 +240,7 @@ TEST_F(WorkerProcessTest, TwoProcessesServeLoseOneAndGoOnWithAReplacement) {
   CoordinatorMessage release;
   release.mutable_release()->set_exit(true);
   streams[1]->Send(release);
-  EXPECT_EQ(second.Wait(), 0);
+  EXPECT_EQ(second.Wait(), 5);
 }
 
 TEST_F(WorkerProcessTest, BadFlagsEndTheStartWithAHint) {

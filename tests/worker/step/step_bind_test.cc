@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/worker/tiny_model.h"
@@ -99,8 +100,10 @@ TEST(StepRunnerBind, RefusesGraphsThatContradictThemselves) {
   numerics.set_block_tokens(32);
   EXPECT_EQ(bind(good, numerics).code(), absl::StatusCode::kUnimplemented);
   numerics = Numerics();
-  numerics.set_max_step_tokens(0);
-  EXPECT_EQ(bind(good, numerics).code(), absl::StatusCode::kInvalidArgument);
+  for (const uint32_t tokens : {0u, 65536u}) {
+    numerics.set_max_step_tokens(tokens);
+    EXPECT_THAT(bind(good, numerics).message(), testing::HasSubstr("tokens a step (1 to 65535)"));
+  }
 }
 
 }  // namespace
