@@ -28,7 +28,13 @@ if [[ -z "${BITSHARD_IN_NAMESPACE:-}" ]]; then
 fi
 command -v mmdebstrap > /dev/null || apt-get install -y -qq --no-install-recommends mmdebstrap
 
-base="$(mktemp -d "${TMPDIR:-/var/tmp}/bitshard-fresh.XXXXXX")"
+place="${TMPDIR:-/var/tmp}"
+free_gb="$(df --output=avail --block-size=1G "$place" | tail -n 1)"
+((free_gb >= 20)) || {
+  echo "error: $place has $((free_gb)) GB free, and a fresh root with its builds takes up to 20: set TMPDIR to a roomier place" >&2
+  exit 1
+}
+base="$(mktemp -d "$place/bitshard-fresh.XXXXXX")"
 root="$base/debian"
 home=/srv/stranger
 clean_up() {
