@@ -61,6 +61,15 @@ std::optional<Isa> ParseIsa(std::string_view name) {
   return std::nullopt;
 }
 
+bool AsksForLinesAhead() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return !__builtin_cpu_is("amdfam19h");
+#else
+  return true;
+#endif
+}
+
 const IsaReport& ProbeIsa() {
   static const IsaReport report = Probe();
   return report;

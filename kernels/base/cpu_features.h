@@ -28,4 +28,9 @@ const IsaReport& ProbeIsa();
 inline Isa BestIsa() { return ProbeIsa().best; }
 inline bool HasIsa(Isa isa) { return isa <= BestIsa(); }
 
+// Whether kernels that stream weights from memory ask for lines ahead of their use. AMD's family
+// 19h (Zen 3 and 4) follows such a stream by itself, and requests of a kernel's own take the places
+// in which its misses wait.
+bool AsksForLinesAhead();
+
 }  // namespace bitshard

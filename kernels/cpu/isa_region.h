@@ -15,6 +15,8 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
+#include "kernels/base/cpu_features.h"
+
 #define BITSHARD_PRAGMA(text) _Pragma(#text)
 #define ISA_BEGIN(features) BITSHARD_PRAGMA(GCC push_options) BITSHARD_PRAGMA(GCC target(features))
 #define ISA_END BITSHARD_PRAGMA(GCC pop_options)
@@ -30,6 +32,9 @@
 #define ISA_UNROLL BITSHARD_PRAGMA(GCC unroll 16)
 
 namespace bitshard {
+
+// Outside of every region: it is initialized on any CPU.
+inline const bool kAsksForLinesAhead = AsksForLinesAhead();
 
 // Weights are read once, front to back: asks for 128 bytes of the stream at `word` 4 KiB ahead.
 // Beyond the matrix it does nothing.

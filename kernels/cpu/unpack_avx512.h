@@ -121,9 +121,10 @@ ISA_INLINE void TransposeRun(const __m512i codes[4], __m512i columns[4]) {
 }
 
 // Weights are read once, front to back: asks for part kPart of kParts of the tile that comes 4 KiB
-// later. Beyond the matrix it does nothing.
+// later, on a CPU that gains by it. Beyond the matrix it does nothing.
 template <int kBits, int kPart = 0, int kParts = 1>
 ISA_INLINE void PrefetchTile(const uint8_t* tile) {
+  if (!kAsksForLinesAhead) return;
   ISA_UNROLL
   for (int line = 2 * kBits * kPart / kParts; line < 2 * kBits * (kPart + 1) / kParts; ++line)
     _mm_prefetch(reinterpret_cast<const char*>(tile) + 4096 + 64 * line, _MM_HINT_T0);
