@@ -80,6 +80,7 @@ struct WorkerMetrics::RankSeries {
     sampling = page.Histogram("sampling_seconds", {rank});
     outputs = page.Value("worker_output_tokens_total", {rank});
     steps = page.Value("worker_steps_total", {rank});
+    steps_ahead = page.Value("worker_steps_ahead_total", {rank});
     read_bytes = page.Value("model_read_bytes_total", {rank});
     flops = page.Value("model_flops_total", {rank});
   }
@@ -89,13 +90,14 @@ struct WorkerMetrics::RankSeries {
   std::array<MetricHistogram*, std::size(kOps)> collective_seconds;
   std::array<MetricValue*, std::size(kOps)> collective_bytes;
   MetricHistogram* sampling;
-  MetricValue *outputs, *steps, *read_bytes, *flops;
+  MetricValue *outputs, *steps, *steps_ahead, *read_bytes, *flops;
 
   // Of the bound graph: where the time of each op goes, and what it had used when the last step
   // ended.
   std::vector<Phase> phase_of_op;
   std::vector<char> samples;
   std::vector<int64_t> seen_ns;
+  uint64_t seen_ahead = 0;
   int64_t collective_ns = 0;  // since the last step's end
 };
 
@@ -161,6 +163,7 @@ void WorkerMetrics::OnBound(const std::vector<internal::KernelChoice>& kernels,
     rank_->samples.push_back(absl::StrContains(kind, "sample"));
   }
   rank_->seen_ns.assign(kinds.size(), 0);
+  rank_->seen_ahead = 0;
 }
 
 void WorkerMetrics::OnCacheAllocated(uint64_t bytes) {
@@ -180,7 +183,7 @@ void WorkerMetrics::OnBringUp(const internal::BringUp& times) {
 }
 
 void WorkerMetrics::OnStep(absl::Duration took, uint64_t outputs, const StepWork::Amount& work,
-                           const std::vector<int64_t>& op_ns) {
+                           const std::vector<int64_t>& op_ns, uint64_t launched_ahead) {
   RankSeries& series = *rank_;
   CHECK_EQ(op_ns.size(), series.seen_ns.size());
   std::array<double, std::size(kPhases)> seconds = {};
@@ -200,6 +203,7 @@ void WorkerMetrics::OnStep(absl::Duration took, uint64_t outputs, const StepWork
   if (outputs > 0) series.sampling->Observe(sampling);
   series.outputs->Add(outputs);
   series.steps->Add();
+  series.steps_ahead->Add(launched_ahead - std::exchange(series.seen_ahead, launched_ahead));
   series.read_bytes->Add(work.read_bytes);
   series.flops->Add(work.flops);
 }
@@ -252,6 +256,11 @@ std::vector<MetricDef> WorkerMetricTable() {
       ->buckets = kStep;
   add("worker_steps_total", kCounter, "steps", {rank}, "Steps run, the empty ones too.",
       "At the end of a step.");
+  add("worker_steps_ahead_total", kCounter, "steps", {rank},
+      "Steps that a GPU was given before the results of the step before had left the worker; 0 on "
+      "the CPU. For the others it waited: their plan came late, took a slot of the step before, or "
+      "scored on.",
+      "At the end of the step before.");
   add("sampling_seconds", kHistogram, "seconds", {rank},
       "Logits to tokens, with the collectives that it needs.",
       "At the end of a step that sampled; part of worker_step_seconds.")

@@ -50,9 +50,10 @@ class WorkerMetrics final : public CollectiveWatcher {
   void OnCacheAllocated(uint64_t bytes);
   void OnBringUp(const internal::BringUp& times);
 
-  // A step that had rows. `op_ns`: time of each op since it was bound. REQUIRES: OnBound.
+  // A step that had rows. Since the graph was bound, `op_ns`: time of each op, `launched_ahead`: as
+  // in StepProgress. REQUIRES: OnBound.
   void OnStep(absl::Duration took, uint64_t outputs, const StepWork::Amount& work,
-              const std::vector<int64_t>& op_ns);
+              const std::vector<int64_t>& op_ns, uint64_t launched_ahead);
   // An empty step, which only shows that the rank is alive.
   void OnIdleStep();
   void OnCollective(CollectiveOp op, uint64_t bytes, int64_t nanoseconds) override;

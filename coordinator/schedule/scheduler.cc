@@ -21,7 +21,7 @@ void Scheduler::StartEpoch(const SchedulerLimits& limits) {
   drops_at_indexing_ = 0;
   if (slot_gen_.size() < limits.max_slots) slot_gen_.resize(limits.max_slots, 0);
   free_slots_.clear();
-  for (uint32_t i = limits.max_slots; i > 0; --i) free_slots_.push_back(i - 1);
+  for (uint32_t i = 0; i < limits.max_slots; ++i) free_slots_.push_back(i);
   in_slot_.assign(limits.max_slots, nullptr);
 }
 

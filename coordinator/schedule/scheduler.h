@@ -264,9 +264,11 @@ class Scheduler {
   // Of requests with several choices, by the first one's id: how many of them run; none is not
   // there.
   absl::flat_hash_map<SequenceId, uint32_t> running_choices_;
-  std::vector<uint32_t> free_slots_;  // a stack
-  std::vector<uint32_t> slot_gen_;    // by slot: the last generation given out; goes on over epochs
-  std::vector<Sequence*> in_slot_;    // by slot; null when it is free
+  // First come, first out: the last step of a sequence that has ended may still be on its way, and
+  // workers get no plan ready beside one whose slots it takes.
+  std::deque<uint32_t> free_slots_;
+  std::vector<uint32_t> slot_gen_;  // by slot: the last generation given out; goes on over epochs
+  std::vector<Sequence*> in_slot_;  // by slot; null when it is free
   std::deque<InFlightStep> in_flight_;
   uint64_t preemptions_ = 0, stale_outputs_ = 0;
   // Since the last schedule.

@@ -168,8 +168,8 @@ void Scheduler::Enter(Sequence* sequence, PrefixCache::Hit hit) {
   }
   waiting_.erase(sequence);
   running_.insert(sequence);
-  const uint32_t slot = free_slots_.back();
-  free_slots_.pop_back();
+  const uint32_t slot = free_slots_.front();
+  free_slots_.pop_front();
   in_slot_[slot] = sequence;
   sequence->slot = SlotRef{slot, ++slot_gen_[slot]};
 }

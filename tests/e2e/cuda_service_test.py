@@ -4,6 +4,7 @@ run on the emulator, a fake CUDA runtime and a fake NCCL."""
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import struct
@@ -16,6 +17,7 @@ import grpc
 
 import case_report
 from live_service import EMULATED_WORKER, ROOT, WORKER, Service, Stream, admin_pb, golden_model, pb
+from metrics_page import Page
 
 REQUESTS = 4
 TOKENS = 8
@@ -54,8 +56,14 @@ class Gpus(Service):
         os.environ["BITSHARD_FAKE_CUDA_DEVICES"] = str(workers)
         super().__init__(MODEL, workers=workers, worker=EMULATED_WORKER,
                          flags=["--device=cuda", "--threads=1", "--kv-cache-dtype=f32"],
-                         worker_flags=["--memory=64MiB"],  # of a cache: the emulator clears it by hand
+                         # Of a cache: the emulator clears it by hand.
+                         worker_flags=["--memory=64MiB", "--metrics-port=0"],
                          coordinator_flags=["--max-running=4", "--token-budget=256", *coordinator_flags], **more)
+
+    def steps_ahead(self):
+        """Of all workers: steps that the GPU had before the one before was over for the host."""
+        ports = re.findall(r"worker: starting .*metrics_port=(\d+)", self.log())
+        return [int(Page(int(port)).sum("bitshard_worker_steps_ahead_total")) for port in ports]
 
 
 def answers(service, at_once=True):
@@ -111,6 +119,7 @@ class CudaServiceTest(unittest.TestCase):
                 devices = [rank.device for rank in service.status().ranks]
                 self.assertEqual([rank.deterministic for rank in service.status().ranks], [deterministic] * workers)
                 kernels = service.admin.GetKernelReport(admin_pb.GetKernelReportRequest(), timeout=5)
+                ahead = service.steps_ahead()
             for rank, device in enumerate(devices):
                 self.assertTrue(device.startswith(f"cuda:{rank} "), devices)
                 self.assertTrue(device.endswith(" sm_90"), devices)
@@ -119,13 +128,16 @@ class CudaServiceTest(unittest.TestCase):
                 self.assertTrue(linear)
                 for kernel in linear:
                     self.assertIn("cuda", kernel.kernel)
+            # Workers plan ahead, all the same steps.
+            self.assertEqual(ahead, [ahead[0]] * workers)
+            self.assertGreater(ahead[0], 0)
             for stream in gpu:
                 self.assertEqual(stream.code, grpc.StatusCode.OK, stream.details)
                 self.assertEqual(stream.gaps, [])
                 self.assertEqual(len(stream.tokens), TOKENS)
             compared = [self._compare(g, c) for g, c in zip(gpu, cpu)]
             print(f"{workers} workers: positions compared {[n for n, _ in compared]}, largest difference of a "
-                  f"log-probability {max(worst for _, worst in compared):.4f} (bound {BOUND})")
+                  f"log-probability {max(worst for _, worst in compared):.4f} (bound {BOUND}); steps ahead {ahead}")
             self.assertGreaterEqual(sum(n for n, _ in compared), REQUESTS * TOKENS * 3 // 4)
             with self.subTest(workers=workers, at_once=at_once, flags=flags):
                 mine = [bits(stream) for stream in gpu]

@@ -100,10 +100,11 @@ TEST(WorkerMetrics, PhasesOfAStepAddUpToIt) {
   metrics->OnCollective(CollectiveOp::kAllReduce, 64, 2'000'000);
   const auto ms = [](int64_t n) { return n * 1'000'000; };
   metrics->OnStep(absl::Milliseconds(20), 3, {.read_bytes = 500, .flops = 600},
-                  {ms(1), ms(4), ms(3), ms(3), ms(2), ms(1)});
+                  {ms(1), ms(4), ms(3), ms(3), ms(2), ms(1)}, /*launched_ahead=*/1);
   metrics->OnIdleStep();
   // The second one: times of ops go on from where they were.
-  metrics->OnStep(absl::Milliseconds(5), 0, {}, {ms(1), ms(8), ms(3), ms(3), ms(2), ms(1)});
+  metrics->OnStep(absl::Milliseconds(5), 0, {}, {ms(1), ms(8), ms(3), ms(3), ms(2), ms(1)},
+                  /*launched_ahead=*/2);
   const std::string page = metrics->Page();
   for (const auto& [phase, seconds] :
        {std::pair("gemm", 0.01), std::pair("attention", 0.003), std::pair("collective", 0.002),
@@ -117,6 +118,7 @@ TEST(WorkerMetrics, PhasesOfAStepAddUpToIt) {
   for (const char* line :
        {"bitshard_worker_step_seconds_count{rank=\"0\",phase=\"other\"} 2",
         "bitshard_worker_steps_total{rank=\"0\"} 3",
+        "bitshard_worker_steps_ahead_total{rank=\"0\"} 2",
         "bitshard_sampling_seconds_count{rank=\"0\"} 1",
         "bitshard_worker_output_tokens_total{rank=\"0\"} 3",
         "bitshard_model_read_bytes_total{rank=\"0\"} 500",
@@ -141,7 +143,7 @@ TEST(WorkerMetrics, PhasesOfAStepOnADeviceAreOneOrThoseOfItsOps) {
   whole->OnAssigned(0);
   whole->OnBound({}, 0, {"device", "sample"});
   whole->OnCollective(CollectiveOp::kAllGather, 64, 2'000'000);
-  whole->OnStep(absl::Milliseconds(20), 1, {}, {ms(12), ms(3)});
+  whole->OnStep(absl::Milliseconds(20), 1, {}, {ms(12), ms(3)}, 0);
   const std::string of_whole = whole->Page();
   EXPECT_NEAR(seconds_of(of_whole, "device"), 0.012, 1e-9);
   EXPECT_NEAR(seconds_of(of_whole, "collective"), 0.002, 1e-9);
@@ -155,7 +157,7 @@ TEST(WorkerMetrics, PhasesOfAStepOnADeviceAreOneOrThoseOfItsOps) {
                   {"device linear+linear", "device attention", "device all_reduce+residual_add",
                    "device rms_norm", "device lm_head", "sample"});
   by_ops->OnCollective(CollectiveOp::kAllGather, 64, 2'000'000);
-  by_ops->OnStep(absl::Milliseconds(30), 1, {}, {ms(5), ms(4), ms(3), ms(1), ms(2), ms(1)});
+  by_ops->OnStep(absl::Milliseconds(30), 1, {}, {ms(5), ms(4), ms(3), ms(1), ms(2), ms(1)}, 0);
   const std::string of_ops = by_ops->Page();
   EXPECT_NEAR(seconds_of(of_ops, "gemm"), 0.007, 1e-9);
   EXPECT_NEAR(seconds_of(of_ops, "attention"), 0.004, 1e-9);

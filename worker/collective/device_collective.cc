@@ -32,8 +32,10 @@ class SoloDeviceCollective final : public SoloOf<DeviceCollective> {
     if (bytes == 0 || mine == all) return absl::OkStatus();
     return device_.Copy(all, mine, bytes, stream);
   }
-  absl::Status Await(DeviceEvent& event) override {
-    return AwaitEvent(device_, event, [this] { return Alive(); });
+  using DeviceCollective::Await;
+  absl::Status Await(DeviceEvent& event, absl::FunctionRef<void()> meanwhile) override {
+    return AwaitEvent(
+        device_, event, [this] { return Alive(); }, meanwhile);
   }
 
  private:

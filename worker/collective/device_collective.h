@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -63,8 +64,12 @@ class DeviceCollective : public Collective {
 
   // Until the last Record of `event` has been passed, for at most the collective's operation
   // timeout, which begins anew whenever the progress word has changed. Errors of the stream's work
-  // come back as they are.
-  virtual absl::Status Await(DeviceEvent& event) = 0;
+  // come back as they are. `meanwhile` is called before each look at the event,
+  // and does not use the collective.
+  virtual absl::Status Await(DeviceEvent& event, absl::FunctionRef<void()> meanwhile) = 0;
+  absl::Status Await(DeviceEvent& event) {
+    return Await(event, [] {});
+  }
 
   // Pinned host memory in which the device says how far a step has come, so that a long one is not
   // taken for one that hangs. Read during calls and Await; null: none.

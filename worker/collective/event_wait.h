@@ -36,10 +36,13 @@ class EventWait {
 };
 
 // Until the last Record of `event` has been passed, or `alive` is an error, which wins over all but
-// a lost device: work that was cut off may end with errors of its own.
+// a lost device: work that was cut off may end with errors of its own. `meanwhile` is called before
+// each look.
 inline absl::Status AwaitEvent(Device& device, DeviceEvent& event,
-                               absl::FunctionRef<absl::Status()> alive) {
+                               absl::FunctionRef<absl::Status()> alive,
+                               absl::FunctionRef<void()> meanwhile) {
   for (const EventWait wait;; wait.Pause()) {
+    meanwhile();
     const absl::StatusOr<bool> done = device.Done(event);
     if (IsDeviceLost(done.status())) return done.status();
     RETURN_IF_ERROR(alive());

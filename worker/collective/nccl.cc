@@ -198,9 +198,13 @@ class NcclCollective final : public DeviceCollective {
     });
   }
 
-  absl::Status Await(DeviceEvent& event) override {
+  using DeviceCollective::Await;
+  absl::Status Await(DeviceEvent& event, absl::FunctionRef<void()> meanwhile) override {
     absl::Status status = watchdog_->BeginWait();
-    if (status.ok()) status = AwaitEvent(device_, event, [this] { return watchdog_->status(); });
+    if (status.ok()) {
+      status = AwaitEvent(
+          device_, event, [this] { return watchdog_->status(); }, meanwhile);
+    }
     const absl::Status ended = watchdog_->EndWait();
     RETURN_IF_ERROR(Cause(status.ok() ? ended : status));
     // What NCCL cut off is over, too, and its error may be news to the watchdog.

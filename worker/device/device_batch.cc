@@ -1,7 +1,6 @@
 #include "worker/device/device_batch.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/base/checked_math.h"
@@ -27,15 +26,18 @@ absl::StatusOr<std::unique_ptr<DeviceBatch>> DeviceBatch::Create(const Limits& l
   const uint64_t count = kBlocks * tokens + std::max<uint64_t>(1, blocks) +
                          static_cast<uint64_t>(limits.outputs) + tokens;
   ASSIGN_OR_RETURN(uint8_t* const device, bind.Scratch(count * sizeof(int32_t)));
-  ASSIGN_OR_RETURN(DeviceBuffer host, bind.Pinned(count * sizeof(int32_t)));
-  return std::unique_ptr<DeviceBatch>(
-      new DeviceBatch(std::move(host), reinterpret_cast<int32_t*>(device)));
+  std::unique_ptr<DeviceBatch> batch(new DeviceBatch(reinterpret_cast<int32_t*>(device)));
+  for (Side& side : batch->sides_) {
+    ASSIGN_OR_RETURN(side.host, bind.Pinned(count * sizeof(int32_t)));
+  }
+  return batch;
 }
 
 void DeviceBatch::Fill(const StepState& step, int64_t m) {
   const int64_t count = step.count();
   DCHECK(count <= m);
-  int32_t* const all = host_.as<int32_t>();
+  Side& side = Unsent();
+  int32_t* const all = side.host.as<int32_t>();
   std::copy_n(step.tokens.data(), count, all + kToken * m);
   std::fill_n(all + kToken * m + count, m - count, 0);
   std::copy_n(step.positions.data(), count, all + kPosition * m);
@@ -44,7 +46,7 @@ void DeviceBatch::Fill(const StepState& step, int64_t m) {
   std::fill_n(all + kBlockBegin * m, m, 0);
   int32_t* const blocks = all + kBlocks * m;
   int64_t at = 0;
-  positions_ = 0;
+  side.positions = 0;
   for (size_t r = 0; r < step.rows.size(); ++r) {
     const AttentionRow& row = step.rows[r];
     std::fill_n(all + kRow * m + row.first_row, row.tokens, static_cast<int32_t>(r));
@@ -52,26 +54,35 @@ void DeviceBatch::Fill(const StepState& step, int64_t m) {
     const int64_t end = row.start + row.tokens;
     const int64_t held = (end + kKvBlockTokens - 1) / kKvBlockTokens;
     for (int64_t b = 0; b < held; ++b) blocks[at++] = static_cast<int32_t>(row.blocks[b]);
-    positions_ = std::max(positions_, end);
+    side.positions = std::max(side.positions, end);
   }
-  index_at_ = kBlocks * m + at;
-  int32_t* index = all + index_at_;
+  side.index_at = kBlocks * m + at;
+  int32_t* index = all + side.index_at;
   index = std::copy(step.sampled.begin(), step.sampled.end(), index);
   for (const ScoredToken& token : step.scored) *index++ = static_cast<int32_t>(token.row);
-  end_ = index - all;
+  side.end = index - all;
+}
+
+void DeviceBatch::FillTokens(const StepState& step) {
+  static_assert(kToken == 0, "for any m");
+  std::copy(step.tokens.begin(), step.tokens.end(), Unsent().host.as<int32_t>());
 }
 
 void DeviceBatch::FillPadding(int64_t m, int64_t sampled) {
-  int32_t* const all = host_.as<int32_t>();
+  Side& side = Unsent();
+  int32_t* const all = side.host.as<int32_t>();
   std::fill_n(all, kBlocks * m + 1 + sampled, 0);  // a block, the sampled rows
   std::fill_n(all + kPosition * m, m, kPadding);
-  index_at_ = kBlocks * m + 1;
-  end_ = index_at_ + sampled;
-  positions_ = 0;
+  side.index_at = kBlocks * m + 1;
+  side.end = side.index_at + sampled;
+  side.positions = 0;
 }
 
-absl::Status DeviceBatch::Send(Device& device, DeviceStream& stream) const {
-  return device.Copy(device_, host_.data(), static_cast<size_t>(end_) * sizeof(int32_t), stream);
+absl::Status DeviceBatch::Send(Device& device, DeviceStream& stream) {
+  sent_ = 1 - sent_;
+  const Side& side = sides_[sent_];
+  return device.Copy(device_, side.host.data(), static_cast<size_t>(side.end) * sizeof(int32_t),
+                     stream);
 }
 
 DeviceTokens DeviceBatch::Tokens(int64_t m) const {

@@ -1,7 +1,6 @@
 #include "worker/device/device_executor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "worker/device/device_batch.h"
 #include "worker/device/device_bind_context.h"
 #include "worker/device/device_buckets.h"
+#include "worker/device/device_cache.h"
 #include "worker/device/device_head.h"
 #include "worker/device/device_logits.h"
 #include "worker/device/device_op.h"
@@ -32,7 +32,6 @@ using internal::NumericsOptions;
 const RegisterDeviceOp kLmHead(internal::Node::kLmHead, "lm_head", /*bind=*/nullptr);
 const RegisterDeviceOp kSample(internal::Node::kSample, "sample", /*bind=*/nullptr);
 
-constexpr uint64_t kLayerAlignment = 256;
 // Up to here kernels may differ from one power of two to the next.
 constexpr int64_t kFewTokens = 32;
 constexpr absl::Duration kSumPatience = absl::Seconds(2);  // at the end of an epoch
@@ -63,7 +62,9 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
 
   absl::Status StartEpoch(Collective& collective, uint32_t blocks) override;
   absl::Status EndEpoch(std::unique_ptr<Collective> collective) override;
-  absl::Status Run(StepState& step, StepProgress& progress) override;
+  absl::Status Launch(StepState& step, StepProgress& progress) override;
+  absl::Status Collect(StepState& step, absl::FunctionRef<void()> meanwhile) override;
+  void Prepare(const StepState& next) override;
   const float* final_hidden() const override { return hidden_.as<float>(); }
   bool TakeCacheAhead(uint32_t) override { return false; }
 
@@ -79,10 +80,9 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   bool deterministic() const override { return deterministic_; }
 
  private:
-  absl::Status Prepare(uint32_t blocks);
+  absl::Status PrepareEpoch(uint32_t blocks);
   // All ranks add up in the same way, or none begins.
   absl::Status CompareNumerics();
-  absl::Status AllocateCache(uint32_t blocks);
   absl::Status CaptureGraphs();
   // A step of padding without a graph, with logits of `outputs` rows.
   absl::Status RunPadding(int64_t tokens, int64_t max_context, int64_t outputs);
@@ -96,7 +96,16 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   absl::Status AwaitEnd(absl::Duration patience);
   // Whoever saw the error first: when the device is lost, that is what is said.
   absl::Status Blame(const absl::Status& status);
-  absl::Status RunOnDevice(StepState& step, StepProgress& progress);
+  absl::Status LaunchOnDevice(StepState& step, StepProgress& progress);
+  absl::Status CollectFromDevice(StepState& step, absl::FunctionRef<void()> meanwhile);
+  // Of the captured graphs of `tokens` rows and more those of the fewest; none for many tokens.
+  std::optional<size_t> BucketOf(int64_t tokens) const {
+    return graphs_.empty() ? std::nullopt : buckets_.TokensFor(tokens);
+  }
+  int64_t PaddedCount(int64_t tokens) const {
+    const std::optional<size_t> bucket = BucketOf(tokens);
+    return bucket.has_value() ? buckets_.tokens()[*bucket] : tokens;
+  }
   void Tap(uint32_t slot, uint32_t position, int64_t row) const;
 
   const internal::ModelGraph graph_;
@@ -133,8 +142,8 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
 
   // Of the running epoch.
   DeviceCollective* collective_ = nullptr;
-  DeviceBuffer cache_;
-  std::vector<uint8_t*> layers_;
+  DeviceCache cache_;
+  bool prepared_ = false;  // what is launched next is in batch_, but for its tokens
   std::vector<std::vector<std::unique_ptr<DeviceGraph>>> graphs_;  // by bucket: tokens, context
 };
 
@@ -189,8 +198,8 @@ absl::Status DeviceExecutor::Bind(const StepRunner::Options& options, uint32_t w
   limits.outputs = bind.max_outputs;
   limits.context = context;
   ASSIGN_OR_RETURN(batch_, DeviceBatch::Create(limits, *context_));
-  ASSIGN_OR_RETURN(device_poisoned_, context_->Scratch(static_cast<uint64_t>(max_tokens_)));
   const uint64_t tokens = static_cast<uint64_t>(max_tokens_);
+  ASSIGN_OR_RETURN(device_poisoned_, context_->Scratch(tokens));
   const uint64_t hidden = static_cast<uint64_t>(head_->hidden());
   ASSIGN_OR_RETURN(poisoned_, context_->Pinned(tokens));
   ASSIGN_OR_RETURN(hidden_, context_->Pinned(CheckedProduct({tokens, hidden, sizeof(float)})));
@@ -218,14 +227,16 @@ absl::Status DeviceExecutor::StartEpoch(Collective& collective, uint32_t blocks)
   }
   *word_.as<uint64_t>() = 0;
   collective_->SetProgressWord(word_.as<uint64_t>());
-  return Blame(Prepare(blocks));
+  return Blame(PrepareEpoch(blocks));
 }
 
-absl::Status DeviceExecutor::Prepare(uint32_t blocks) {
+absl::Status DeviceExecutor::PrepareEpoch(uint32_t blocks) {
   RETURN_IF_ERROR(CompareNumerics());
   if (context_->sums().bytes() > 0)
     RETURN_IF_ERROR(collective_->OpenWindow(context_->sums(), *stream_));
-  RETURN_IF_ERROR(AllocateCache(blocks));
+  ASSIGN_OR_RETURN(cache_,
+                   DeviceCache::Create(device_, context_->cache_layers(), blocks, *stream_));
+  if (use_ != nullptr) use_->kv_cache_bytes = cache_.bytes();
   if (use_graphs_) RETURN_IF_ERROR(CaptureGraphs());
   return device_.Sync(*stream_);
 }
@@ -244,34 +255,6 @@ absl::Status DeviceExecutor::CompareNumerics() {
         "coordinator assign them"));
   }
   return absl::OkStatus();
-}
-
-absl::Status DeviceExecutor::AllocateCache(uint32_t blocks) {
-  const std::vector<KvLayout>& layers = context_->cache_layers();
-  std::vector<uint64_t> offsets;
-  std::optional<uint64_t> bytes = 0;
-  for (const KvLayout& layout : layers) {
-    offsets.push_back(*bytes);
-    const auto layer = CheckedMul(static_cast<uint64_t>(layout.block_bytes()), blocks);
-    if (layer.has_value()) bytes = CheckedAdd(*bytes, *layer);
-    if (!layer.has_value() || !bytes.has_value() || *bytes > UINT64_MAX / 2)
-      return absl::ResourceExhaustedError(absl::StrCat("a cache of ", blocks, " blocks"));
-    bytes = RoundUp(*bytes, kLayerAlignment);
-  }
-  layers_.assign(layers.size(), nullptr);
-  if (*bytes == 0) return absl::OkStatus();  // no heads here
-  absl::StatusOr<DeviceBuffer> cache = device_.Alloc(*bytes);
-  if (!cache.ok()) {
-    return WithContext(
-        cache.status(),
-        absl::StrCat("KV cache of ", blocks, " blocks, ", *bytes,
-                     " bytes (where there is no memory for it, something else has taken the "
-                     "device's: lower --memory): "));
-  }
-  cache_ = *std::move(cache);
-  if (use_ != nullptr) use_->kv_cache_bytes = *bytes;
-  for (size_t i = 0; i < layers.size(); ++i) layers_[i] = cache_.data() + offsets[i];
-  return device_.Fill(cache_.data(), 0, *bytes, *stream_);
 }
 
 absl::Status DeviceExecutor::CaptureGraphs() {
@@ -323,7 +306,7 @@ DeviceStep DeviceExecutor::StepOf(int64_t tokens, int64_t max_context) const {
   step.arrays = batch_->Tokens(tokens);
   step.max_context = max_context;
   step.poisoned = device_poisoned_;
-  step.cache_layers = layers_.data();
+  step.cache_layers = cache_.layers();
   step.progress = device_word_;
   step.device = &device_;
   step.kernels = device_.kernels();
@@ -368,19 +351,27 @@ absl::Status DeviceExecutor::Blame(const absl::Status& status) {
   return IsDeviceLost(device) ? WithContext(device, absl::StrCat(status.message(), "; ")) : status;
 }
 
-absl::Status DeviceExecutor::Run(StepState& step, StepProgress& progress) {
-  return Blame(RunOnDevice(step, progress));
+void DeviceExecutor::Prepare(const StepState& next) {
+  batch_->Fill(next, PaddedCount(next.count()));
+  prepared_ = true;
 }
 
-absl::Status DeviceExecutor::RunOnDevice(StepState& step, StepProgress& progress) {
+absl::Status DeviceExecutor::Launch(StepState& step, StepProgress& progress) {
+  return Blame(LaunchOnDevice(step, progress));
+}
+
+absl::Status DeviceExecutor::LaunchOnDevice(StepState& step, StepProgress& progress) {
   profile_.BeginStep();
   const int64_t count = step.count();
   __atomic_store_n(word_.as<uint64_t>(), uint64_t{0}, __ATOMIC_RELAXED);
   progress.device_op.store(word_.as<uint64_t>(), std::memory_order_release);
-
-  const std::optional<size_t> bucket = graphs_.empty() ? std::nullopt : buckets_.TokensFor(count);
-  const int64_t tokens = bucket.has_value() ? buckets_.tokens()[*bucket] : count;
-  batch_->Fill(step, tokens);
+  const std::optional<size_t> bucket = BucketOf(count);
+  const int64_t tokens = PaddedCount(count);
+  if (std::exchange(prepared_, false)) {
+    batch_->FillTokens(step);
+  } else {
+    batch_->Fill(step, tokens);
+  }
   RETURN_IF_ERROR(batch_->Send(device_, *stream_));
   const size_t context = buckets_.ContextFor(batch_->positions());
   const DeviceStep launch = StepOf(tokens, buckets_.contexts()[context]);
@@ -401,9 +392,18 @@ absl::Status DeviceExecutor::RunOnDevice(StepState& step, StepProgress& progress
                                  *stream_));
   }
   RETURN_IF_ERROR(profile_.BeginOp(trunk_.size() + 1, *stream_));
-  RETURN_IF_ERROR(Await());
+  return device_.Record(*event_, *stream_);
+}
+
+absl::Status DeviceExecutor::Collect(StepState& step, absl::FunctionRef<void()> meanwhile) {
+  return Blame(CollectFromDevice(step, meanwhile));
+}
+
+absl::Status DeviceExecutor::CollectFromDevice(StepState& step,
+                                               absl::FunctionRef<void()> meanwhile) {
+  RETURN_IF_ERROR(collective_->Await(*event_, meanwhile));
   RETURN_IF_ERROR(profile_.EndDevice());
-  std::copy_n(poisoned_.data(), count, step.poisoned.data());
+  std::copy_n(poisoned_.data(), step.count(), step.poisoned.data());
   for (size_t i = 0; tap_ && i < step.sampled.size(); ++i) {
     const size_t row = static_cast<size_t>(step.sampled[i]);
     Tap(step.sample_slots[i], static_cast<uint32_t>(step.positions[row]), static_cast<int64_t>(i));
@@ -441,6 +441,7 @@ absl::Status DeviceExecutor::EndEpoch(std::unique_ptr<Collective> collective) {
   graphs_.clear();
   if (collective != nullptr && collective_ != nullptr) collective_->SetProgressWord(nullptr);
   collective_ = nullptr;
+  prepared_ = false;
   if (collective != nullptr) ended_collective_ = std::move(collective);
   absl::Status ended = AwaitEnd(std::min(kSumPatience, end_patience_));
   if (IsDeviceLost(ended) && ended_collective_ != nullptr) {
@@ -450,9 +451,8 @@ absl::Status DeviceExecutor::EndEpoch(std::unique_ptr<Collective> collective) {
   // Memory that is still worked on, the communicator's too, cannot be given back: that would wait.
   if (IsDeviceLost(ended)) return WithContext(ended, "when an epoch ended: ");
   ended_collective_.reset();
-  cache_ = DeviceBuffer();
+  cache_ = DeviceCache();
   if (use_ != nullptr) use_->kv_cache_bytes = 0;
-  layers_.clear();
   return absl::OkStatus();  // another error was said when it came, or is of work that was cut off
 }
 

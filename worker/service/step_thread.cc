@@ -73,7 +73,7 @@ void StepThread::Allocate(uint64_t session, internal::AllocateCache allocate) {
   Push({session, allocate});
 }
 void StepThread::Run(uint64_t session, std::unique_ptr<internal::StepPlan> plan) {
-  Push({session, std::move(plan)});
+  Push({session, std::shared_ptr<const internal::StepPlan>(std::move(plan))});
 }
 
 void StepThread::Told(const internal::RendezvousOfAll& all) {
@@ -141,7 +141,7 @@ void StepThread::Loop() {
       DoJoin(task.session, *join);
     } else if (auto* allocate = std::get_if<internal::AllocateCache>(&task.what)) {
       DoAllocate(task.session, *allocate);
-    } else if (auto* plan = std::get_if<std::unique_ptr<internal::StepPlan>>(&task.what)) {
+    } else if (auto* plan = std::get_if<std::shared_ptr<const internal::StepPlan>>(&task.what)) {
       DoRun(task.session, **plan);
     } else {
       DoEnd(task.session, std::get<EndTask>(task.what));
@@ -401,7 +401,8 @@ void StepThread::DoRun(uint64_t session, const internal::StepPlan& plan) {
                                                     plan.epoch(), ": no epoch is running here")));
     return;
   }
-  absl::StatusOr<std::unique_ptr<internal::StepResult>> result = bound_->Run(plan);
+  absl::StatusOr<std::unique_ptr<internal::StepResult>> result =
+      bound_->Run(plan, [this] { return NextPlan(); });
   if (!result.ok()) {
     Fail(session, epoch_, result.status());
     return;
@@ -415,6 +416,14 @@ void StepThread::DoRun(uint64_t session, const internal::StepPlan& plan) {
   send_(session, std::move(message));
 }
 
+std::shared_ptr<const internal::StepPlan> StepThread::NextPlan() const {
+  absl::MutexLock lock(&mu_);
+  if (tasks_.empty()) return nullptr;
+  const auto* const plan =
+      std::get_if<std::shared_ptr<const internal::StepPlan>>(&tasks_.front().what);
+  return plan == nullptr ? nullptr : *plan;
+}
+
 void StepThread::CountStep(const internal::StepPlan& plan, const internal::StepResult& result) {
   if (plan.slot().empty()) {
     metrics_->OnIdleStep();
@@ -423,7 +432,8 @@ void StepThread::CountStep(const internal::StepPlan& plan, const internal::StepR
   static const std::vector<int64_t> kNone;
   metrics_->OnStep(absl::Microseconds(static_cast<int64_t>(result.exec_us())),
                    static_cast<uint64_t>(result.outputs_size()), work_.Of(plan),
-                   backend_.profile == nullptr ? kNone : backend_.profile->op_ns);
+                   backend_.profile == nullptr ? kNone : backend_.profile->op_ns,
+                   bound_->progress().launched_ahead.load(std::memory_order_relaxed));
 }
 
 void StepThread::DoEnd(uint64_t session, const EndTask& end) {

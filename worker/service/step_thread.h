@@ -66,10 +66,11 @@ class StepThread {
     uint64_t epoch = 0;
     bool report = false;
   };
+  // A plan is shared with the runner, which may look ahead at it while End drops it from the queue.
   struct Task {
     uint64_t session = 0;
     std::variant<std::unique_ptr<internal::Assign>, internal::JoinCommunicator,
-                 internal::AllocateCache, std::unique_ptr<internal::StepPlan>, EndTask>
+                 internal::AllocateCache, std::shared_ptr<const internal::StepPlan>, EndTask>
         what;
   };
   enum class EpochState { kNone, kJoined, kRunning, kFailed };
@@ -88,6 +89,8 @@ class StepThread {
                                                      const std::string& mine);
   void DoAllocate(uint64_t session, const internal::AllocateCache& allocate);
   void DoRun(uint64_t session, const internal::StepPlan& plan);
+  // What is first in the queue, if it is a plan; null otherwise.
+  std::shared_ptr<const internal::StepPlan> NextPlan() const;
   void CountStep(const internal::StepPlan& plan, const internal::StepResult& result);
   void DoEnd(uint64_t session, const EndTask& end);
   // Time since the last mark, in microseconds; the first one is the process's start.

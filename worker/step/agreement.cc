@@ -1,5 +1,6 @@
 #include "worker/step/agreement.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -69,27 +70,48 @@ uint64_t HashPlan(const internal::StepPlan& plan) {
   hash.Add(Words(plan.n_new_blocks()));
   hash.Add(Words(plan.new_blocks()));
   for (const std::string& mask : plan.masks()) AddMask(mask, hash);
-  return hash.value();
+  return std::max<uint64_t>(1, hash.value());
 }
 
-absl::Status Agreement::ComparePlans(Collective& collective, const internal::StepPlan& plan) {
-  plan_hash_ = HashPlan(plan);
-  return Compare(collective, {plan.epoch(), plan.step(), plan_hash_, 0});
+absl::Status Agreement::ComparePlans(Collective& collective, const internal::StepPlan& plan,
+                                     uint64_t hash) {
+  plan_hash_ = hash;
+  return Compare(collective, {{plan.epoch(), plan.step(), plan_hash_, 0}, 0});
 }
 
-absl::Status Agreement::CompareTokens(Collective& collective, const internal::StepPlan& plan,
-                                      absl::Span<const uint32_t> tokens) {
+absl::StatusOr<bool> Agreement::CompareTokens(Collective& collective,
+                                              const internal::StepPlan& plan,
+                                              absl::Span<const uint32_t> tokens,
+                                              uint64_t next_hash) {
   StableHash hash;
   hash.Add(tokens);
-  return Compare(collective, {plan.epoch(), plan.step(), plan_hash_, hash.value()});
+  RETURN_IF_ERROR(
+      Compare(collective, {{plan.epoch(), plan.step(), plan_hash_, hash.value()}, next_hash}));
+  // The lowest rank that knows the next plan is what all others are held against, on every rank.
+  uint64_t known = 0;
+  bool all_know = true;
+  for (size_t rank = 0; rank < all_.size(); ++rank) {
+    const uint64_t next = all_[rank].next_hash;
+    all_know &= next != 0;
+    if (next == 0 || next == known) continue;
+    if (known != 0) {
+      return absl::InternalError(absl::StrCat(
+          "ranks disagree in step ", plan.step() + 1, " of epoch ", plan.epoch(), ": one has plan ",
+          absl::Hex(known), ", rank ", rank, " has plan ", absl::Hex(next)));
+    }
+    known = next;
+  }
+  if (all_know) plan_hash_ = known;
+  return all_know;
 }
 
-absl::Status Agreement::Compare(Collective& collective, const Word& mine) {
+absl::Status Agreement::Compare(Collective& collective, const Told& told) {
   RETURN_IF_ERROR(collective.AllGather(
-      absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&mine), sizeof(mine)),
-      absl::MakeSpan(reinterpret_cast<uint8_t*>(all_.data()), all_.size() * sizeof(Word))));
+      absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&told), sizeof(told)),
+      absl::MakeSpan(reinterpret_cast<uint8_t*>(all_.data()), all_.size() * sizeof(Told))));
+  const Word& mine = told.word;
   for (size_t rank = 0; rank < all_.size(); ++rank) {
-    const Word& other = all_[rank];
+    const Word& other = all_[rank].word;
     if (other == mine) continue;
     return absl::InternalError(
         absl::StrCat("ranks disagree in step ", mine.step, " of epoch ", mine.epoch, ": rank ",

@@ -48,7 +48,7 @@ class CpuExecutor final : public GraphExecutor {
     return absl::OkStatus();
   }
 
-  absl::Status Run(StepState& step, StepProgress& progress) override {
+  absl::Status Launch(StepState& step, StepProgress& progress) override {
     using Clock = std::chrono::steady_clock;
     step.cache_layers = layers_.data();
     step.pool = pool_;
@@ -67,6 +67,8 @@ class CpuExecutor final : public GraphExecutor {
     }
     return absl::OkStatus();
   }
+
+  absl::Status Collect(StepState&, absl::FunctionRef<void()>) override { return absl::OkStatus(); }
 
   const float* final_hidden() const override { return graph_->context().final_hidden(); }
 

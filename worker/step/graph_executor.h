@@ -2,13 +2,14 @@
 // (worker/device/device_executor.h). Turn order, checks of plans, slots, agreement and results are
 // the runner's, the same over all of them.
 //
-// Owned by the runner and used by the step thread. Run allocates nothing.
+// Owned by the runner and used by the step thread. A step allocates nothing.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 
 #include "proto/worker.pb.h"
@@ -29,8 +30,14 @@ class GraphExecutor {
   // is a device that is lost; others were said when they came, or are of work that was cut off.
   virtual absl::Status EndEpoch(std::unique_ptr<Collective> collective) = 0;
 
-  // All nodes, for a step that has tokens. Errors as Op::Run.
-  virtual absl::Status Run(StepState& step, StepProgress& progress) = 0;
+  // All nodes, for a step that has tokens, in two halves: the samples are there after the second
+  // one, for which `step` is the same. Errors as Op::Run. The host computes it all in the first;
+  // a device has been given its work then, and `meanwhile` is called again and again until it is
+  // done.
+  virtual absl::Status Launch(StepState& step, StepProgress& progress) = 0;
+  virtual absl::Status Collect(StepState& step, absl::FunctionRef<void()> meanwhile) = 0;
+  // In `meanwhile`: the step that will be launched next, its tokens not all known yet.
+  virtual void Prepare(const StepState& /*next*/) {}
   // [tokens, hidden size] on the host, of a step that reads them (StepState::reads_hidden).
   virtual const float* final_hidden() const = 0;
 

@@ -239,6 +239,7 @@ absl::Status SlotTable::CheckRow(const internal::StepPlan& plan, int row,
     if (known == limits_.context_tokens) {
       return wrong(absl::StrCat("samples beyond the context of ", limits_.context_tokens));
     }
+    if (pooling != internal::POOLING_NONE) return wrong("samples, and its sequence pools");
   }
   return absl::OkStatus();
 }

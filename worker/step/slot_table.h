@@ -35,9 +35,11 @@ struct Slot {
       false;  // something of this sequence was not finite; stays so until the slot is replaced
   uint32_t gen = 0;
   uint32_t computed = 0;
-  uint32_t n_prompt = 0;         // of `tokens`, those that are no output
-  uint32_t score_from = 0;       // the first token that ROW_SCORE rows score, at least 1
-  std::vector<int32_t> tokens;   // prompt and sampled tokens, reserved to the context length
+  uint32_t n_prompt = 0;    // of `tokens`, those that are no output
+  uint32_t score_from = 0;  // the first token that ROW_SCORE rows score, at least 1
+  // Prompt and sampled tokens; while a step runs, a placeholder for the one that it samples.
+  // Reserved to the context length.
+  std::vector<int32_t> tokens;
   std::vector<uint32_t> blocks;  // reserved to the blocks of the context length
   SampleParams sampling;
   EditParams edits;     // reserved

@@ -8,6 +8,8 @@
 namespace bitshard {
 namespace {
 
+constexpr int32_t kFiller = 0;  // where a token will be, or would have been
+
 // The row completes its sequence's vector.
 bool Embeds(const internal::StepPlan& plan, int row, const Slot& slot) {
   return (plan.flags(row) & internal::ROW_POOL) != 0 &&
@@ -32,9 +34,10 @@ StepBatch::StepBatch(const SlotLimits& limits, bool score_last) : score_last_(sc
   sample_rows_.reserve(outputs);
   edits_.reserve(outputs);
   samples_.resize(outputs);
+  output_flags_.resize(outputs);
 }
 
-void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
+void StepBatch::Fill(const internal::StepPlan& plan, SlotTable& slots) {
   tokens_.clear();
   positions_.clear();
   rows_.clear();
@@ -49,7 +52,7 @@ void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
   pools_ = false;
   int next_mask = 0;
   for (int r = 0; r < plan.slot_size(); ++r) {
-    const Slot& slot = slots.slot(plan.slot(r));
+    Slot& slot = slots.slot(plan.slot(r));
     const uint32_t begin = plan.start(r), end = begin + plan.n_tokens(r);
     AttentionRow row;
     row.blocks = slot.blocks.data();
@@ -76,8 +79,17 @@ void StepBatch::Fill(const internal::StepPlan& plan, const SlotTable& slots) {
     }
     if ((plan.flags(r) & internal::ROW_SCORE) != 0) ListScored(plan, r, slot);
     if ((plan.flags(r) & internal::ROW_POOL) != 0) pools_ = true;
+    if ((plan.flags(r) & internal::ROW_SAMPLE) != 0) slot.tokens.push_back(kFiller);
   }
   poisoned_.assign(tokens_.size(), 0);
+}
+
+void StepBatch::TakeTokens(const internal::StepPlan& plan, const SlotTable& slots) {
+  auto to = tokens_.begin();
+  for (int r = 0; r < plan.slot_size(); ++r) {
+    const auto begin = slots.slot(plan.slot(r)).tokens.begin() + plan.start(r);
+    to = std::copy_n(begin, plan.n_tokens(r), to);
+  }
 }
 
 void StepBatch::ListScored(const internal::StepPlan& plan, int row, const Slot& slot) {
@@ -133,7 +145,7 @@ void StepBatch::Pool(const internal::StepPlan& plan, const float* hidden, SlotTa
 }
 
 void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
-                       internal::StepResult& result, std::vector<uint32_t>& drawn) const {
+                       internal::StepResult& result, std::vector<uint32_t>& drawn) {
   drawn.clear();
   for (int r = 0; r < plan.slot_size(); ++r) {
     const auto first = poisoned_.begin() + rows_[static_cast<size_t>(r)].first_row;
@@ -155,28 +167,23 @@ void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
     for (size_t i = run.begin; i < run.end; ++i) poisoned |= scores_[i].non_finite;
   }
   for (size_t i = 0; i < sampled_.size(); ++i) {
-    const int r = sampled_plan_rows_[i];
     Slot& slot = slots.slot(sample_slots_[i]);
     const SampleOutput& sample = samples_[i];
     if (sample.non_finite) slot.poisoned = true;
-    internal::StepOutput& out = *result.add_outputs();
-    out.set_slot(plan.slot(r));
-    out.set_slot_gen(plan.slot_gen(r));
-    out.set_output_index(plan.output_index(r));
+    uint32_t flags = 0, token = kFiller;
     if (slot.poisoned) {
-      // No token. The history goes on with a filler, because plans that are on their way count on
-      // its length.
-      out.set_flags(internal::OUTPUT_NON_FINITE);
-      slot.tokens.push_back(0);
+      flags = internal::OUTPUT_NON_FINITE;
     } else if (sample.none_allowed) {
-      out.set_flags(internal::OUTPUT_NO_TOKEN_ALLOWED);
-      slot.tokens.push_back(0);  // likewise
+      flags = internal::OUTPUT_NO_TOKEN_ALLOWED;
     } else {
-      Write(sample, sample_rows_[i].params, out);
-      slot.tokens.push_back(static_cast<int32_t>(sample.token));
+      token = sample.token;
     }
-    drawn.push_back(out.token());
-    drawn.push_back(out.flags());
+    // Without a token the history goes on with the filler, because plans that are on their way
+    // count on its length.
+    slot.tokens[sample_rows_[i].position] = static_cast<int32_t>(token);
+    output_flags_[i] = flags;
+    drawn.push_back(token);
+    drawn.push_back(flags);
   }
   for (const ScoreRun& run : score_runs_) {
     WriteScores(plan, slots, run, *result.add_scores(), drawn);
@@ -184,6 +191,18 @@ void StepBatch::Finish(const internal::StepPlan& plan, SlotTable& slots,
   for (int r = 0; r < plan.slot_size(); ++r) {
     const Slot& slot = slots.slot(plan.slot(r));
     if (Embeds(plan, r, slot)) WriteEmbedding(plan, r, slot, *result.add_embeddings(), drawn);
+  }
+}
+
+void StepBatch::WriteOutputs(const internal::StepPlan& plan, internal::StepResult& result) const {
+  for (size_t i = 0; i < sampled_.size(); ++i) {
+    const int r = sampled_plan_rows_[i];
+    internal::StepOutput& out = *result.add_outputs();
+    out.set_slot(plan.slot(r));
+    out.set_slot_gen(plan.slot_gen(r));
+    out.set_output_index(plan.output_index(r));
+    out.set_flags(output_flags_[i]);
+    if (output_flags_[i] == 0) Write(samples_[i], sample_rows_[i].params, out);
   }
 }
 

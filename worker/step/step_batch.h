@@ -19,8 +19,13 @@ class StepBatch {
   // listens to their logits).
   StepBatch(const SlotLimits& limits, bool score_last);
 
-  // REQUIRES: the plan has been applied to `slots`.
-  void Fill(const internal::StepPlan& plan, const SlotTable& slots);
+  // Lengthens the histories of sequences that sample by a placeholder, so that the next plan can be
+  // checked, applied and spread out (into another batch) before Finish. REQUIRES: the plan has been
+  // applied to `slots`.
+  void Fill(const internal::StepPlan& plan, SlotTable& slots);
+
+  // The tokens again, once none is a placeholder any more.
+  void TakeTokens(const internal::StepPlan& plan, const SlotTable& slots);
 
   // Views of this batch; collective, pool and cache are the caller's to set.
   StepState State();
@@ -29,12 +34,14 @@ class StepBatch {
   // rows' sequences. Before Finish.
   void Pool(const internal::StepPlan& plan, const float* hidden, SlotTable& slots);
 
-  // Spreads poison to the sequences and reports it, appends the sampled tokens to their histories
-  // and writes them, the scores and the vectors that are complete to `result`. `drawn` (out): token
+  // Spreads poison to the sequences and reports it, puts the sampled tokens into their histories,
+  // and writes the scores and the vectors that are complete to `result`. `drawn` (out): token
   // and flags of every output, then flags and log-probabilities of every score, then flags and a
   // hash of every vector, in the order of the rows, for the ranks to compare.
   void Finish(const internal::StepPlan& plan, SlotTable& slots, internal::StepResult& result,
-              std::vector<uint32_t>& drawn) const;
+              std::vector<uint32_t>& drawn);
+  // The rest of the result: what was sampled. After Finish; the slots may have gone on.
+  void WriteOutputs(const internal::StepPlan& plan, internal::StepResult& result) const;
 
  private:
   // A ROW_SCORE row: its place in the plan, and its part of scored_.
@@ -67,6 +74,7 @@ class StepBatch {
   std::vector<SampleRow> sample_rows_;  // as sampled_
   std::vector<LogitEdits> edits_;       // of those that have any
   std::vector<SampleOutput> samples_;   // as sampled_, and more
+  std::vector<uint32_t> output_flags_;  // likewise; by Finish
 };
 
 }  // namespace bitshard

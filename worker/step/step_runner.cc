@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/tensor/device.h"
 #include "worker/load/loader.h"
 #include "worker/step/agreement.h"
 #include "worker/step/cpu_executor.h"
@@ -61,7 +62,8 @@ class StepRunnerImpl final : public StepRunner {
         pool_(options.pool),
         executor_(std::move(executor)),
         slots_(SlotLimitsOf(plan.graph(), options.numerics)),
-        batch_(slots_.limits(), /*score_last=*/options.logits_tap != nullptr),
+        batch_(MakeBatch(options)),
+        next_batch_(MakeBatch(options)),
         agreement_(static_cast<int>(plan.world())) {
     drawn_.reserve(3 * options.numerics.max_slots() + options.numerics.max_step_tokens());
   }
@@ -94,13 +96,17 @@ class StepRunnerImpl final : public StepRunner {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(
-      const internal::StepPlan& plan) override {
-    const auto begin = std::chrono::steady_clock::now();
+  absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(const internal::StepPlan& plan,
+                                                            NextPlanFn next) override {
+    const Clock::time_point now = Clock::now();
     RETURN_IF_ERROR(CheckTurn(plan));
     if (plan.step() <= last_step_) return nullptr;
-    RETURN_IF_ERROR(slots_.Check(plan));
-    NoteBlocks(plan);
+    const Ahead ahead = std::exchange(ahead_, Ahead());
+    CHECK(ahead.plan == nullptr || ahead.plan.get() == &plan);
+    if (ahead.plan == nullptr) {
+      RETURN_IF_ERROR(slots_.Check(plan));
+      NoteBlocks(plan);
+    }
 
     last_step_ = plan.step();
     progress_.op.store(0, std::memory_order_relaxed);
@@ -110,7 +116,7 @@ class StepRunnerImpl final : public StepRunner {
     absl::Status status;
     {
       const PinnedCaller pinned(*pool_);
-      status = RunChecked(plan, *result);
+      status = RunChecked(plan, ahead, next, *result);
     }
     progress_.busy.store(false, std::memory_order_relaxed);
     if (!status.ok()) {
@@ -121,7 +127,9 @@ class StepRunnerImpl final : public StepRunner {
     result->set_epoch(epoch_);
     result->set_step(plan.step());
     result->set_rank(rank_);
-    const auto took = std::chrono::steady_clock::now() - begin;
+    // From launch to launch, where steps follow without a gap.
+    const auto took = (ahead_.launched ? ahead_.launch_time : Clock::now()) -
+                      (ahead.launched ? ahead.launch_time : now);
     result->set_exec_us(
         static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
     return result;
@@ -130,6 +138,7 @@ class StepRunnerImpl final : public StepRunner {
   bool TakeCacheAhead() override { return executor_->TakeCacheAhead(used_blocks_); }
 
   absl::Status EndEpoch() override {
+    ahead_ = Ahead();
     const absl::Status ended = executor_->EndEpoch(std::move(collective_));
     epoch_ = term_ = 0;
     progress_.step.store(0, std::memory_order_relaxed);
@@ -149,6 +158,21 @@ class StepRunnerImpl final : public StepRunner {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  // What has been done for the next plan; null: nothing.
+  struct Ahead {
+    std::shared_ptr<const internal::StepPlan> plan;
+    uint64_t hash = 0;
+    bool launched = false;  // and compared before
+    Clock::time_point launch_time;
+  };
+
+  std::unique_ptr<StepBatch> MakeBatch(const Options& options) const {
+    return std::make_unique<StepBatch>(slots_.limits(),
+                                       /*score_last=*/options.logits_tap != nullptr);
+  }
+
   // Blocks are given away in the order of their ids, but for those that come back.
   void NoteBlocks(const internal::StepPlan& plan) {
     for (const uint32_t block : plan.new_blocks()) used_blocks_ = std::max(used_blocks_, block + 1);
@@ -176,31 +200,100 @@ class StepRunnerImpl final : public StepRunner {
     return absl::OkStatus();
   }
 
-  absl::Status RunChecked(const internal::StepPlan& plan, internal::StepResult& result) {
-    RETURN_IF_ERROR(agreement_.ComparePlans(*collective_, plan));
-    slots_.Apply(plan);
-    batch_.Fill(plan, slots_);
-    StepState state = batch_.State();
-    state.collective = collective_.get();
-    if (state.count() != 0) {
-      RETURN_IF_ERROR(executor_->Run(state, progress_));
-      batch_.Pool(plan, executor_->final_hidden(), slots_);
+  absl::Status RunChecked(const internal::StepPlan& plan, const Ahead& ahead, NextPlanFn next,
+                          internal::StepResult& result) {
+    if (!ahead.launched) {
+      const uint64_t hash = ahead.plan != nullptr ? ahead.hash : HashPlan(plan);
+      RETURN_IF_ERROR(agreement_.ComparePlans(*collective_, plan, hash));
     }
-    batch_.Finish(plan, slots_, result, drawn_);
-    return agreement_.CompareTokens(*collective_, plan, drawn_);
+    if (ahead.plan != nullptr) {
+      std::swap(batch_, next_batch_);
+    } else {
+      slots_.Apply(plan);
+      batch_->Fill(plan, slots_);
+    }
+    StepState state = StateOf(*batch_);
+    if (state.count() != 0) {
+      if (!ahead.launched) {
+        if (ahead.plan != nullptr) batch_->TakeTokens(plan, slots_);
+        RETURN_IF_ERROR(executor_->Launch(state, progress_));
+      }
+      bool waits = true;  // for the next plan
+      RETURN_IF_ERROR(executor_->Collect(state, [&] {
+        if (waits) waits = !LookAhead(plan, next());
+      }));
+      batch_->Pool(plan, executor_->final_hidden(), slots_);
+    }
+    batch_->Finish(plan, slots_, result, drawn_);
+    ASSIGN_OR_RETURN(const bool compared,
+                     agreement_.CompareTokens(*collective_, plan, drawn_, ahead_.hash));
+    if (compared) {
+      RETURN_IF_ERROR(WithContext(LaunchAhead(), absl::StrCat("step ", plan.step() + 1, ": ")));
+    }
+    batch_->WriteOutputs(plan, result);
+    return absl::OkStatus();
+  }
+
+  StepState StateOf(StepBatch& batch) const {
+    StepState state = batch.State();
+    state.collective = collective_.get();
+    return state;
+  }
+
+  // While `plan` is computed: gets `then` ready. False while there is no such plan; also one for
+  // which nothing can be done now is seen once.
+  bool LookAhead(const internal::StepPlan& plan, std::shared_ptr<const internal::StepPlan> then) {
+    if (then == nullptr) return false;
+    // What is wrong with it will be said when its turn comes.
+    if (then->slot().empty() || then->step() != last_step_ + 1 || !CheckTurn(*then).ok() ||
+        !IsIndependent(*then, plan) || !slots_.Check(*then).ok()) {
+      return true;
+    }
+    NoteBlocks(*then);
+    slots_.Apply(*then);
+    next_batch_->Fill(*then, slots_);
+    executor_->Prepare(StateOf(*next_batch_));
+    ahead_.hash = HashPlan(*then);
+    ahead_.plan = std::move(then);
+    return true;
+  }
+
+  // `then` takes no slot from `plan`, and what that samples is no more to it than the next token:
+  // it does not score it. (Pooled vectors that are not far enough are Check's affair.)
+  static bool IsIndependent(const internal::StepPlan& then, const internal::StepPlan& plan) {
+    const auto has_row = [&plan](uint32_t slot) {
+      return std::find(plan.slot().begin(), plan.slot().end(), slot) != plan.slot().end();
+    };
+    for (const internal::NewSequence& sequence : then.new_sequences()) {
+      if (has_row(sequence.slot())) return false;
+    }
+    for (int r = 0; r < then.slot_size(); ++r) {
+      if ((then.flags(r) & internal::ROW_SCORE) != 0 && has_row(then.slot(r))) return false;
+    }
+    return true;
+  }
+
+  absl::Status LaunchAhead() {
+    next_batch_->TakeTokens(*ahead_.plan, slots_);
+    ahead_.launch_time = Clock::now();
+    ahead_.launched = true;
+    progress_.launched_ahead.fetch_add(1, std::memory_order_relaxed);
+    StepState state = StateOf(*next_batch_);
+    return executor_->Launch(state, progress_);
   }
 
   const uint32_t rank_, world_;
   ThreadPool* const pool_;
   const std::unique_ptr<GraphExecutor> executor_;
   SlotTable slots_;
-  StepBatch batch_;
+  std::unique_ptr<StepBatch> batch_, next_batch_;
   Agreement agreement_;
   std::vector<uint32_t> drawn_;  // in the step at hand: tokens, flags, scores
   StepProgress progress_;
 
   // Of the running epoch.
   std::unique_ptr<Collective> collective_;
+  Ahead ahead_;
   uint32_t used_blocks_ = 0;  // no higher one was in a plan
   uint64_t term_ = 0, epoch_ = 0, last_step_ = 0;
   absl::Status broken_;

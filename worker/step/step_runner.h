@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -42,6 +43,7 @@ struct StepProgress {
   std::atomic<bool> busy{false};
   // Where a device writes `op` itself; lives as long as what runs there. Null: nowhere.
   std::atomic<const uint64_t*> device_op{nullptr};
+  std::atomic<uint64_t> launched_ahead{0};  // steps, before their turn came
 
   uint64_t Op() const {
     const uint64_t* const word = device_op.load(std::memory_order_acquire);
@@ -49,6 +51,9 @@ struct StepProgress {
                            : __atomic_load_n(word, __ATOMIC_RELAXED);
   }
 };
+
+// Shared: a queue may drop the plan while the runner still looks at it.
+using NextPlanFn = absl::FunctionRef<std::shared_ptr<const internal::StepPlan>()>;
 
 class StepRunner {
  public:
@@ -91,8 +96,16 @@ class StepRunner {
   // a foreign term / epoch is FAILED_PRECONDITION, a malformed plan INVALID_ARGUMENT, a lost peer
   // UNAVAILABLE. After an error the epoch is over. In every step the ranks compare (epoch, step,
   // plan hash, last-token hash) before results leave.
-  virtual absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(
-      const internal::StepPlan& plan) = 0;
+  //
+  // `next`: the plan that will be run next (the same object), null as long as nobody knows. While a
+  // device computes it is asked for, until there is one; that is checked and spread out meanwhile,
+  // and launched as soon as the tokens of this one are there and compared. Results do not depend on
+  // it.
+  virtual absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(const internal::StepPlan& plan,
+                                                                    NextPlanFn next) = 0;
+  absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(const internal::StepPlan& plan) {
+    return Run(plan, [] { return nullptr; });
+  }
 
   // Takes the host's memory for a piece of the cache that plans will want next, a few milliseconds'
   // worth; false when there is enough ahead of them. On the step thread, between plans.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -110,6 +111,18 @@ class DeviceRanks {
   std::vector<StepProfile> profiles_;
   std::unique_ptr<Group> group_;
 };
+
+// Makes the token's embedding no numbers. REQUIRES: a bf16 model.
+inline void PoisonEmbedding(const TinyModel& model, const TinyModelOptions& options,
+                            uint32_t token) {
+  const TensorPart& part = model.index.Find("embed.weight")->parts[0];
+  std::fstream file(model.path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(part.offset + token * options.hidden * 2));
+  const uint16_t nan = 0x7fc0;
+  file.write(reinterpret_cast<const char*>(&nan), sizeof(nan));
+  file.close();
+  CHECK(file.good());
+}
 
 inline constexpr uint32_t kTokens = 21;
 

@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include <gtest/gtest.h>
 
 #include "kernels/tensor/device.h"
@@ -76,8 +78,9 @@ class FakeCollective final : public Collective {
   bool aborted_ = false;
 };
 
-// A step with this many rows ... : 1 answers at once, 2 waits in a collective, 3 fails.
-enum : int { kAnswer = 1, kHang = 2, kFailStep = 3 };
+// A step with this many rows ... : 1 answers at once, 2 waits in a collective, 3 fails, 4 waits for
+// the next plan, 5 for that and then in a collective.
+enum : int { kAnswer = 1, kHang = 2, kFailStep = 3, kLookAhead = 4, kLookAheadAndHang = 5 };
 
 class FakeRunner final : public StepRunner {
  public:
@@ -88,14 +91,19 @@ class FakeRunner final : public StepRunner {
     collective_ = std::move(collective);
     return absl::OkStatus();
   }
-  absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(
-      const internal::StepPlan& plan) override {
+  absl::StatusOr<std::unique_ptr<internal::StepResult>> Run(const internal::StepPlan& plan,
+                                                            NextPlanFn next) override {
     progress_.step = plan.step();
     progress_.op = 7;
     progress_.busy = true;
     absl::Status status;
-    if (plan.slot_size() == kHang) status = collective_->AllReduceSum({});
-    if (plan.slot_size() == kFailStep) status = absl::InvalidArgumentError("a bad plan");
+    const int kind = plan.slot_size();
+    std::shared_ptr<const internal::StepPlan> then;
+    while (kind >= kLookAhead && (then = next()) == nullptr) absl::SleepFor(absl::Milliseconds(1));
+    if (then != nullptr) log_->Add(absl::StrCat("step ", plan.step(), " sees ", then->step()));
+    if (kind == kHang || kind == kLookAheadAndHang) status = collective_->AllReduceSum({});
+    if (then != nullptr) log_->Add(absl::StrCat("step ", plan.step(), " has seen ", then->step()));
+    if (kind == kFailStep) status = absl::InvalidArgumentError("a bad plan");
     progress_.busy = false;
     if (!status.ok()) return status;
     auto result = std::make_unique<internal::StepResult>();

@@ -106,6 +106,41 @@ TEST_F(WorkerServiceTest, EndEpochFreesAStepThatHangsAndTheNextEpochBegins) {
   EXPECT_EQ(log_.Count("load d1"), 1);
 }
 
+TEST_F(WorkerServiceTest, AStepSeesTheNextPlanWhichRunsAfterIt) {
+  Start();
+  auto stream = AcceptRegistered();
+  Assign(*stream, 1);
+  AwaitLoaded(*stream);
+  BringUp(*stream, 1, 1);
+  Plan(*stream, 1, 1, 1, kLookAhead);
+  stream->NextHeartbeat(
+      [](const internal::Heartbeat& beat) { return beat.busy() && beat.step() == 1; });
+  Plan(*stream, 1, 1, 2, kLookAhead);
+  Plan(*stream, 1, 1, 3, kAnswer);
+  for (uint64_t step = 1; step <= 3; ++step) {
+    const WorkerMessage message = stream->Next();
+    EXPECT_EQ(message.step_result().step(), step) << message.ShortDebugString();
+  }
+  EXPECT_EQ(log_.Count("step 1 sees 2"), 1);
+  EXPECT_EQ(log_.Count("step 2 sees 3"), 1);
+}
+
+// The plan stays whole for the step that looks at it; its turn does not come.
+TEST_F(WorkerServiceTest, EndEpochDropsAPlanThatAStepHasSeen) {
+  Start();
+  auto stream = AcceptRegistered();
+  Assign(*stream, 1);
+  AwaitLoaded(*stream);
+  BringUp(*stream, 1, 1);
+  Plan(*stream, 1, 1, 1, kLookAheadAndHang);
+  Plan(*stream, 1, 1, 2, kAnswer);  // must never run
+  AwaitLog("step 1 sees 2");
+  End(*stream, 1, 1);
+  const WorkerMessage message = stream->Next();  // no result before it
+  ASSERT_TRUE(message.has_quiesced()) << message.ShortDebugString();
+  EXPECT_EQ(log_.Count("step 1 has seen 2"), 1);
+}
+
 // What a device had not said before the communicator let go of it. Once: the process cannot go on.
 TEST_F(WorkerServiceTest, ADeviceThatIsLostWhenAnEpochEndsIsSaidAtOnceInsteadOfQuiesced) {
   Start();

@@ -219,6 +219,11 @@ TEST_F(SlotTableTest, RefusedPlanLeavesEverythingUnchanged) {
          AddSequence(p, 1, 1, 3).set_pooling(internal::POOLING_MEAN);
          AddRow(p, 1, 1, 0, 3, internal::ROW_POOL | internal::ROW_SAMPLE, {1});
        }},
+      {"samples and its sequence pools",
+       [](StepPlan& p) {
+         AddSequence(p, 1, 1, 3).set_pooling(internal::POOLING_LAST);
+         AddRow(p, 1, 1, 0, 3, internal::ROW_SAMPLE, {1});
+       }},
       {"pools the last token before the end",
        [](StepPlan& p) {
          AddSequence(p, 1, 1, 3).set_pooling(internal::POOLING_LAST);
