@@ -1,10 +1,11 @@
-// Kernels around the paged cache: rotation, append, attention. DeviceKernels
+// Kernels around the paged cache: angles, rotation and append, attention. DeviceKernels
 // (kernels/registry/device_kernels.h) says what each computes, kernels/registry/attention.h with
 // which bits: these are the CPU's. Pointers are the device's. Nothing is launched for m = 0.
 #pragma once
 
 #include <cstdint>
 #include <driver_types.h>
+#include <vector_types.h>
 
 #include "kernels/tensor/kv_layout.h"
 
@@ -32,33 +33,37 @@ struct KvCache {
 };
 KvCache MakeKvCache(const KvLayout& layout, uint8_t* data);
 
-inline constexpr int kMaxRotaryDim = 1024;
-
-struct RotateArgs {
-  float* x = nullptr;  // row r at + r * stride
-  int64_t stride = 0;
-  int heads = 0;
-  int head_dim = 0;
-  int rotary_dim = 0;  // even, up to kMaxRotaryDim
-  bool interleaved = false;
+struct AngleArgs {
   const double* inv_freq = nullptr;
   double attention_factor = 1;
+  int rotary_dim = 0;  // even
   const int32_t* position = nullptr;
   int64_t m = 0;
+  float2* cos_sin = nullptr;  // [m][rotary_dim / 2]
 };
-cudaError_t LaunchRotate(const RotateArgs& args, cudaStream_t stream);
+cudaError_t LaunchAngles(const AngleArgs& args, cudaStream_t stream);
 
-inline constexpr int kMaxHeadDim = 256;  // of Append and Attend; even
+inline constexpr int kMaxHeadDim = 256;  // of the cache; even
 inline constexpr int kMaxQHeads = 256;
 
-struct AppendArgs {
-  KvCache cache;
+struct Rotation {
+  int rotary_dim = 0;  // even; 0: nothing is rotated
+  bool interleaved = false;
+  const float2* cos_sin = nullptr;  // of LaunchAngles
+};
+
+struct RotateAppendArgs {
+  KvCache cache;             // no kv heads: nothing is stored
   const float* k = nullptr;  // row r at + r * stride
   const float* v = nullptr;
   int64_t stride = 0;
+  float* q = nullptr;  // rotated in place; row r at + r * q_stride
+  int64_t q_stride = 0;
+  int q_heads = 0;  // of cache.head_dim
+  Rotation rotation;
   TokenRows tokens;
 };
-cudaError_t LaunchAppend(const AppendArgs& args, cudaStream_t stream);
+cudaError_t LaunchRotateAppend(const RotateAppendArgs& args, cudaStream_t stream);
 
 // How the work is cut: blocks of threads for (tile of tokens, kv head, part); part p takes the
 // chunks p, p + parts ... that its tile sees. With several parts a chunk's result goes to scratch,

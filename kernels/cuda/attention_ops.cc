@@ -38,6 +38,22 @@ absl::Status CheckRows(int64_t m) {
   return absl::OkStatus();
 }
 
+absl::Status CheckRope(const DeviceRope& rope, int heads, int head_dim) {
+  constexpr int kMaxHeads = 65535;
+  if (rope.rotary_dim >= 0 && rope.rotary_dim % 2 == 0 && rope.rotary_dim <= head_dim &&
+      heads >= 0 && heads <= kMaxHeads) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("cuda rope: rotary width ", rope.rotary_dim,
+                                                 " does not fit ", heads, " heads of ", head_dim));
+}
+
+cuda::Rotation RotationOf(const DeviceRope& rope) {
+  return {.rotary_dim = rope.rotary_dim,
+          .interleaved = rope.pairing == RopeConfig::Pairing::kInterleaved,
+          .cos_sin = reinterpret_cast<const float2*>(rope.cos_sin)};
+}
+
 cuda::TokenRows RowsOf(const DeviceTokens& tokens, int64_t m) {
   cuda::TokenRows rows;
   rows.position = tokens.position;
@@ -62,41 +78,52 @@ absl::StatusOr<KernelChoice> ChooseCudaAttention(const KvLayout& layout, int q_h
   return choice;
 }
 
+absl::Status CudaAngles(const DeviceRope& rope, const DeviceTokens& tokens, int64_t m,
+                        cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckRows(m));
+  RETURN_IF_ERROR(CheckRope(rope, /*heads=*/1, /*head_dim=*/rope.rotary_dim));
+  cuda::AngleArgs args;
+  args.inv_freq = rope.inv_freq;
+  args.attention_factor = rope.attention_factor;
+  args.rotary_dim = rope.rotary_dim;
+  args.position = tokens.position;
+  args.m = m;
+  args.cos_sin = reinterpret_cast<float2*>(rope.cos_sin);
+  return CudaStatus(cuda::LaunchAngles(args, stream), "LaunchAngles");
+}
+
 absl::Status CudaRotate(float* x, int64_t stride, int heads, int head_dim, const DeviceRope& rope,
                         const DeviceTokens& tokens, int64_t m, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckRows(m));
-  if (rope.rotary_dim < 0 || rope.rotary_dim % 2 != 0 || rope.rotary_dim > head_dim ||
-      rope.rotary_dim > cuda::kMaxRotaryDim || heads < 0 || heads > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("cuda rope: rotary width ", rope.rotary_dim,
-                                                   " does not fit ", heads, " heads of ",
-                                                   head_dim));
-  }
-  cuda::RotateArgs args;
-  args.x = x;
-  args.stride = stride;
-  args.heads = heads;
-  args.head_dim = head_dim;
-  args.rotary_dim = rope.rotary_dim;
-  args.interleaved = rope.pairing == RopeConfig::Pairing::kInterleaved;
-  args.inv_freq = rope.inv_freq;
-  args.attention_factor = rope.attention_factor;
-  args.position = tokens.position;
-  args.m = m;
-  return CudaStatus(cuda::LaunchRotate(args, stream), "LaunchRotate");
+  RETURN_IF_ERROR(CheckRope(rope, heads, head_dim));
+  cuda::RotateAppendArgs args;
+  args.cache.head_dim = head_dim;
+  args.q = x;
+  args.q_stride = stride;
+  args.q_heads = heads;
+  args.rotation = RotationOf(rope);
+  args.tokens = RowsOf(tokens, m);
+  return CudaStatus(cuda::LaunchRotateAppend(args, stream), "LaunchRotateAppend");
 }
 
-absl::Status CudaAppend(const DeviceAttention& attention, const float* k, const float* v,
-                        int64_t stride, const DeviceTokens& tokens, int64_t m,
-                        cudaStream_t stream) {
+absl::Status CudaAppend(const DeviceAttention& attention, const DeviceAppend& append,
+                        const DeviceTokens& tokens, int64_t m, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckLayout(attention.layout, attention.q_heads));
   RETURN_IF_ERROR(CheckRows(m));
-  cuda::AppendArgs args;
+  cuda::RotateAppendArgs args;
   args.cache = cuda::MakeKvCache(attention.layout, attention.cache);
-  args.k = k;
-  args.v = v;
-  args.stride = stride;
+  args.k = append.k;
+  args.v = append.v;
+  args.stride = append.stride;
+  if (append.rope != nullptr) {
+    RETURN_IF_ERROR(CheckRope(*append.rope, attention.q_heads, attention.layout.head_dim));
+    args.q = append.q;
+    args.q_stride = append.q_stride;
+    args.q_heads = attention.q_heads;
+    args.rotation = RotationOf(*append.rope);
+  }
   args.tokens = RowsOf(tokens, m);
-  return CudaStatus(cuda::LaunchAppend(args, stream), "LaunchAppend");
+  return CudaStatus(cuda::LaunchRotateAppend(args, stream), "LaunchRotateAppend");
 }
 
 absl::Status CudaAttend(const DeviceAttention& attention, const float* q, int64_t q_stride,

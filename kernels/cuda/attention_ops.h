@@ -15,10 +15,12 @@ namespace bitshard {
 absl::StatusOr<KernelChoice> ChooseCudaAttention(const KvLayout& layout, int q_heads,
                                                  bool deterministic);
 
+absl::Status CudaAngles(const DeviceRope& rope, const DeviceTokens& tokens, int64_t m,
+                        cudaStream_t stream);
 absl::Status CudaRotate(float* x, int64_t stride, int heads, int head_dim, const DeviceRope& rope,
                         const DeviceTokens& tokens, int64_t m, cudaStream_t stream);
-absl::Status CudaAppend(const DeviceAttention& attention, const float* k, const float* v,
-                        int64_t stride, const DeviceTokens& tokens, int64_t m, cudaStream_t stream);
+absl::Status CudaAppend(const DeviceAttention& attention, const DeviceAppend& append,
+                        const DeviceTokens& tokens, int64_t m, cudaStream_t stream);
 absl::Status CudaAttend(const DeviceAttention& attention, const float* q, int64_t q_stride,
                         float* out, int64_t out_stride, const DeviceTokens& tokens, int64_t m,
                         cudaStream_t stream);

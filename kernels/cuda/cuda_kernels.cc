@@ -93,14 +93,17 @@ class CudaKernels final : public DeviceKernels {
                                                bool deterministic) const override {
     return ChooseCudaAttention(layout, q_heads, deterministic);
   }
+  absl::Status Angles(const DeviceRope& rope, const DeviceTokens& tokens, int64_t m,
+                      DeviceStream& stream) const override {
+    return CudaAngles(rope, tokens, m, Native(stream));
+  }
   absl::Status Rotate(float* x, int64_t stride, int heads, int head_dim, const DeviceRope& rope,
                       const DeviceTokens& tokens, int64_t m, DeviceStream& stream) const override {
     return CudaRotate(x, stride, heads, head_dim, rope, tokens, m, Native(stream));
   }
-  absl::Status Append(const DeviceAttention& attention, const float* k, const float* v,
-                      int64_t stride, const DeviceTokens& tokens, int64_t m,
-                      DeviceStream& stream) const override {
-    return CudaAppend(attention, k, v, stride, tokens, m, Native(stream));
+  absl::Status Append(const DeviceAttention& attention, const DeviceAppend& args,
+                      const DeviceTokens& tokens, int64_t m, DeviceStream& stream) const override {
+    return CudaAppend(attention, args, tokens, m, Native(stream));
   }
   absl::Status Attend(const DeviceAttention& attention, const float* q, int64_t q_stride,
                       float* out, int64_t out_stride, const DeviceTokens& tokens, int64_t m,

@@ -64,6 +64,7 @@ struct DeviceRope {
   double attention_factor = 1;       // multiplies cos and sin
   int rotary_dim = 0;
   RopeConfig::Pairing pairing = RopeConfig::Pairing::kHalves;
+  float* cos_sin = nullptr;  // [m][rotary_dim / 2]{cos, sin} of a step's tokens, aligned to 8 bytes
 };
 
 struct DeviceAttention {
@@ -79,6 +80,17 @@ struct DeviceAttention {
   uint64_t scratch_bytes = 0;
   int64_t max_context = 0;    // no position is at or beyond it: the launch covers so many chunks
   bool deterministic = true;  // as DeviceLinear's
+};
+
+// A step's keys and values on their way into the cache.
+struct DeviceAppend {
+  const float* k = nullptr;  // [m][kv_heads * head_dim], row r at + r * stride
+  const float* v = nullptr;
+  int64_t stride = 0;
+  // Not null: k is rotated before it is rounded, and q [m][q_heads * head_dim] in place.
+  const DeviceRope* rope = nullptr;  // of the host, used during the call only
+  float* q = nullptr;                // row r at + r * q_stride
+  int64_t q_stride = 0;
 };
 
 class DeviceKernels {
@@ -125,16 +137,22 @@ class DeviceKernels {
   virtual absl::StatusOr<KernelChoice> ChooseAttention(const KvLayout& layout, int q_heads,
                                                        bool deterministic = true) const = 0;
 
-  // Rotates heads in place, with the bits of RopeTable. Padding rows stay as they are.
+  // Makes rope.cos_sin, with the bits of RopeTable: once a step, for all layers. Nothing for
+  // padding rows.
+  virtual absl::Status Angles(const DeviceRope& rope, const DeviceTokens& tokens, int64_t m,
+                              DeviceStream& stream) const = 0;
+
+  // Rotates heads in place, with the bits of RopeTable; Angles comes first. Padding rows stay as
+  // they are.
   virtual absl::Status Rotate(float* x, int64_t stride, int heads, int head_dim,
                               const DeviceRope& rope, const DeviceTokens& tokens, int64_t m,
                               DeviceStream& stream) const = 0;
 
-  // Rounds k and v [m][kv_heads * head_dim] to the cache type and stores them at their tokens'
-  // places, with the bits of BoundAttention; padding rows store nothing. Tokens of one sequence
-  // follow each other, at consecutive positions.
-  virtual absl::Status Append(const DeviceAttention& attention, const float* k, const float* v,
-                              int64_t stride, const DeviceTokens& tokens, int64_t m,
+  // Rounds k and v to the cache type and stores them at their tokens' places, with the bits of
+  // BoundAttention; with a rope as Rotate of q and of k before. Padding rows store nothing. Tokens
+  // of one sequence follow each other, at consecutive positions.
+  virtual absl::Status Append(const DeviceAttention& attention, const DeviceAppend& args,
+                              const DeviceTokens& tokens, int64_t m,
                               DeviceStream& stream) const = 0;
   // out[m][q_heads * head_dim], not q. Reads the cache as stored: Append comes first. Chunks of 256
   // positions at absolute multiples, each alone, folded left to right, with the bits of

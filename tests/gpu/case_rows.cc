@@ -251,11 +251,18 @@ void CaseRunner::Rotate(int heads, int head_dim, RopeConfig::Pairing pairing) {
   rope.inv_freq = freq.as<double>();
   rope.rotary_dim = head_dim;
   rope.pairing = pairing;
+  // Of padding nothing is written.
+  const DeviceBuffer cos_sin =
+      gpu_.Upload(std::vector<float>(static_cast<size_t>(m * head_dim), 0.0f));
+  rope.cos_sin = cos_sin.as<float>();
   DeviceTokens tokens;
   tokens.position = positions.as<int32_t>();
   const std::string name =
       absl::StrCat("rotate ", pairing == RopeConfig::Pairing::kHalves ? "halves " : "pairs ", heads,
                    " heads of ", head_dim);
+  const std::string angles = absl::StrCat("angles for ", name);
+  Launch(angles, [&] { return gpu_.kernels().Angles(rope, tokens, m, gpu_.stream()); });
+  Keep(angles, Kind::kFloats, cos_sin, cos_sin.bytes());
   Launch(name, [&] {
     return gpu_.kernels().Rotate(x.as<float>(), stride, heads, head_dim, rope, tokens, m,
                                  gpu_.stream());

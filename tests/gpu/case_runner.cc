@@ -31,6 +31,22 @@ std::vector<uint8_t> Checksums(const std::vector<uint8_t>& bytes) {
   return sums;
 }
 
+// The angles of these positions, made by the host: [positions][rotary_dim / 2]{cos, sin}.
+std::vector<float> CosSinOf(const std::vector<int32_t>& positions, int rotary_dim) {
+  RopeConfig config;
+  config.head_dim = config.rotary_dim = rotary_dim;
+  config.max_positions = *std::max_element(positions.begin(), positions.end()) + 1;
+  const auto table = RopeTable::Create(config);
+  CHECK_OK(table.status());
+  const auto half = static_cast<size_t>(rotary_dim) / 2;
+  std::vector<float> cos(half), sin(half), all;
+  for (const int32_t position : positions) {
+    table->CosSin(position, cos.data(), sin.data());
+    for (size_t i = 0; i < half; ++i) all.insert(all.end(), {cos[i], sin[i]});
+  }
+  return all;
+}
+
 }  // namespace
 
 void CaseRunner::Linear(const LinearCase& c) {
@@ -154,12 +170,26 @@ void CaseRunner::Attention(const AttentionCase& c) {
   all.row = rows.as<int32_t>();
   all.block_begin = begins.as<int32_t>();
   all.blocks = blocks.as<uint32_t>();
-  const std::string append = absl::StrCat("append ", shape);
-  Launch(append, [&] {
-    return gpu_.kernels().Append(attention, k.as<float>(), v.as<float>(), kv_width, all, tokens,
-                                 gpu_.stream());
-  });
-  Keep(append, Kind::kBytes, cache, cache_bytes);
+  DeviceAppend append;
+  append.k = k.as<float>();
+  append.v = v.as<float>();
+  append.stride = kv_width;
+  DeviceBuffer queries, cos_sin;
+  DeviceRope rope;
+  if (c.rotary_dim > 0) {
+    queries = gpu_.Upload(RandomFloats(tokens * q_width, NextSeed()));
+    cos_sin = gpu_.Upload(CosSinOf(position, c.rotary_dim));
+    rope.rotary_dim = c.rotary_dim;
+    rope.cos_sin = cos_sin.as<float>();
+    append.rope = &rope;
+    append.q = queries.as<float>();
+    append.q_stride = q_width;
+  }
+  const std::string store =
+      absl::StrCat(c.rotary_dim > 0 ? "rotate and append " : "append ", shape);
+  Launch(store,
+         [&] { return gpu_.kernels().Append(attention, append, all, tokens, gpu_.stream()); });
+  Keep(store, Kind::kBytes, cache, cache_bytes);
 
   const int64_t m = c.all_attend ? tokens : sequences;
   const DeviceBuffer q = gpu_.Upload(RandomFloats(m * q_width, NextSeed(), 2.0f));

@@ -1,6 +1,6 @@
 // The launches that kernel_cases.h is made of: each makes its inputs, launches one kernel
-// (attention and int8 activations two), and keeps what came out. Seeds follow each other, so the
-// order of the calls is part of the results.
+// (attention, int8 activations and rotations two), and keeps what came out. Seeds follow each
+// other, so the order of the calls is part of the results.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,7 @@ struct AttentionCase {
   std::vector<int> contexts;  // of each sequence
   bool deterministic = true;
   bool all_attend = false;  // false: the newest token of each sequence
+  int rotary_dim = 0;       // not 0: the append rotates too
 };
 
 // What linear kernels read, made in place of the numbers themselves.

@@ -59,11 +59,13 @@ Bytes LinearBytes(const PackedSpec& spec, int64_t m, int64_t rows_a_unit, int64_
 
 TEST(CounterBars, EachByteIsMovedOnceAndWholeSectorsAndBanksAreUsed) {
   const int64_t tokens = 512 + 300, kv = tokens * 2 * 2 * 128, q = 2 * 8 * 128 * 4;
+  // Append rotates queries in place, by angles that each of a token's four blocks reads.
+  const int64_t queries = tokens * 8 * 128 * 4, angles = tokens * 64 * 8;
   // Of two chunks a context and head: written by one block, read by the one that folds them.
   const int64_t partial = 2 * 8 * 2 * (128 + 2) * 4;
   const int64_t norm = 16 * 4096 * 4;
-  // Append reads K and V, and norm stores y, four bytes a lane at every other place; norm reads x
-  // twice.
+  // Append reads V, and norm stores y, four bytes a lane at every other place; append reads and
+  // stores queries, and norm reads x twice.
   const Bytes expected[] = {
       LinearBytes(IntSpec(1024, 2048, {4, 128}), 1, 16, 8),
       LinearBytes(IntSpec(12288, 512, {4, 128}), 1, 32, 8),
@@ -71,7 +73,8 @@ TEST(CounterBars, EachByteIsMovedOnceAndWholeSectorsAndBanksAreUsed) {
       LinearBytes(IntSpec(512, 2048, {5, 128}), 4, 16, 8),
       LinearBytes({.rows = 512, .cols = 1024, .type = PackedSpec::Type::kBf16}, 1, 16, 8),
       LinearBytes(IntSpec(256, 1024, {4, 128}), 256, 128, 64),
-      {"append bf16", kv * (4 + 2) + tokens * 8, kv * (4 + 2) + tokens * 4 * 32, 0.70, 2.25},
+      {"rotate and append bf16", kv * (4 + 2) + queries + angles + tokens * 8,
+       kv * (4 + 2) + queries + 4 * angles + tokens * 6 * 32, 0.94, 2.1},
       {"attend bf16", kv * 2 + 2 * q + partial, kv * 2 + 3 * q + 2 * partial},
       {"norm 16x4096", 2 * norm + 4096 * 4, 2 * norm + 16 * 4096 * 4, 0.79, 1.7}};
   const std::vector<Launch> launches = CalibrationLaunches();

@@ -83,7 +83,9 @@ void Small(CaseRunner& run) {
     run.Attention({type, 2, 8, 32, {1, 16, 17, 300}});
     run.Attention({type, 1, 3, 22, {40, 257}});
     run.Attention({type, 2, 2, 32, {20}});
-    run.Attention({type, 1, 5, 32, {20}});
+    AttentionCase rotated{type, 1, 5, 32, {35}};
+    rotated.rotary_dim = 24;
+    run.Attention(rotated);
   }
   for (const int head_dim : {64, 128}) {
     AttentionCase tiles{KvType::kBf16, 2, 8, head_dim, {100, 40}, false};
@@ -105,7 +107,9 @@ void Calibration(CaseRunner& run) {
   run.Linear({IntSpec(512, 2048, {5, 128}), 4});
   run.Linear({Dense(PackedSpec::Type::kBf16, 512, 1024), 1});
   run.Linear({IntSpec(256, 1024, {4, 128}), 256});
-  run.Attention({KvType::kBf16, 2, 8, 128, {512, 300}});
+  AttentionCase attention{KvType::kBf16, 2, 8, 128, {512, 300}};
+  attention.rotary_dim = 128;
+  run.Attention(attention);
   run.Norm(16, 4096);
 }
 
@@ -121,7 +125,9 @@ void Large(CaseRunner& run) {
   linear(IntSpec(4096, 14336, {3, 128}), 1, 64);
   linear(Dense(PackedSpec::Type::kBf16, 4096, 4096), 16);
   linear(IntSpec(1024, 4096, {4, 128}), 128);
-  run.Attention({KvType::kBf16, 8, 32, 128, {4096, 1000}});
+  AttentionCase attention{KvType::kBf16, 8, 32, 128, {4096, 1000}};
+  attention.rotary_dim = 128;
+  run.Attention(attention);
 }
 
 }  // namespace

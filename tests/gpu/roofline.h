@@ -66,11 +66,13 @@ absl::StatusOr<RooflineLine> MeasureAttention(Device& device, const AttentionRoo
                                               const Ceilings& ceilings, const RooflineSize& size);
 
 // What lies between matrices, on m rows: sums of ranks added up, the norm, and the form that
-// matrices read; keys and values of m tokens into the cache; a look through logits (Scan).
+// matrices read; queries and keys of m tokens rotated, keys and values into the cache; a look
+// through logits (Scan).
 absl::StatusOr<RooflineLine> MeasureSumNorm(Device& device, int64_t m, int64_t width,
                                             const Ceilings& ceilings, const RooflineSize& size);
-absl::StatusOr<RooflineLine> MeasureAppend(Device& device, const KvLayout& layout, int64_t m,
-                                           const Ceilings& ceilings, const RooflineSize& size);
+absl::StatusOr<RooflineLine> MeasureAppend(Device& device, const KvLayout& layout, int q_heads,
+                                           int64_t m, const Ceilings& ceilings,
+                                           const RooflineSize& size);
 absl::StatusOr<RooflineLine> MeasureScan(Device& device, int64_t m, int64_t count,
                                          const Ceilings& ceilings, const RooflineSize& size);
 

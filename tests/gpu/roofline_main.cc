@@ -129,7 +129,7 @@ class Run {
         if (sequences > 16) continue;
         for (const int64_t context : kContexts) {
           RETURN_IF_ERROR(Attention({.layout = {.type = type, .kv_heads = 8, .head_dim = 128},
-                                     .q_heads = 32,
+                                     .q_heads = kQHeads,
                                      .sequences = sequences,
                                      .context = context}));
         }
@@ -139,7 +139,7 @@ class Run {
   }
   absl::Status Prefill(bool deterministic) {
     return Attention({.layout = kKv,
-                      .q_heads = 32,
+                      .q_heads = kQHeads,
                       .context = kPrompt,
                       .tokens = kPrompt,
                       .deterministic = deterministic});
@@ -150,13 +150,15 @@ class Run {
     if (!InTime()) return absl::OkStatus();
     RETURN_IF_ERROR(Keep(MeasureSumNorm(device_, 1, 4096, ceilings_, kSize)));
     RETURN_IF_ERROR(Keep(MeasureScan(device_, 1, kVocabulary, ceilings_, kSize)));
+    RETURN_IF_ERROR(Keep(MeasureAppend(device_, kKv, kQHeads, 1, ceilings_, kSize)));
     if (!also_many) return absl::OkStatus();
     RETURN_IF_ERROR(Keep(MeasureSumNorm(device_, kRows, 4096, ceilings_, kSize)));
     RETURN_IF_ERROR(Keep(MeasureScan(device_, 32, kVocabulary, ceilings_, kSize)));
-    return Keep(MeasureAppend(device_, kKv, kRows, ceilings_, kSize));
+    return Keep(MeasureAppend(device_, kKv, kQHeads, kRows, ceilings_, kSize));
   }
 
   static constexpr KvLayout kKv = {.type = KvType::kBf16, .kv_heads = 8, .head_dim = 128};
+  static constexpr int kQHeads = 32;
   Device& device_;
   const Ceilings ceilings_;
   std::ofstream table_;

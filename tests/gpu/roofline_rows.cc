@@ -101,23 +101,28 @@ absl::StatusOr<RooflineLine> MeasureSumNorm(Device& device, int64_t m, int64_t w
   return TimeLine(device, *stream, std::move(line), copies, ceilings, size, enqueue);
 }
 
-absl::StatusOr<RooflineLine> MeasureAppend(Device& device, const KvLayout& layout, int64_t m,
-                                           const Ceilings& ceilings, const RooflineSize& size) {
+absl::StatusOr<RooflineLine> MeasureAppend(Device& device, const KvLayout& layout, int q_heads,
+                                           int64_t m, const Ceilings& ceilings,
+                                           const RooflineSize& size) {
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceStream> stream, device.NewStream());
   const int64_t width = int64_t{layout.kv_heads} * layout.head_dim;
+  const int64_t q_width = int64_t{q_heads} * layout.head_dim;
   const int64_t blocks = (m + kKvBlockTokens - 1) / kKvBlockTokens;
   RooflineLine line;
-  line.what = absl::StrCat("append ", KvTypeName(layout.type), " ", layout.kv_heads, " heads of ",
-                           layout.head_dim, ", ", m, " tokens");
-  const uint64_t in_bytes = static_cast<uint64_t>(m * width) * sizeof(float);
-  line.bytes = 2 * in_bytes + static_cast<uint64_t>(blocks * layout.block_bytes());
+  line.what = absl::StrCat("rotate and append ", KvTypeName(layout.type), " ", q_heads, "/",
+                           layout.kv_heads, " heads of ", layout.head_dim, ", ", m, " tokens");
+  // Keys, values and angles in, queries in and out, whole blocks of the cache out.
+  line.bytes =
+      static_cast<uint64_t>(m * (2 * width + layout.head_dim + 2 * q_width)) * sizeof(float) +
+      static_cast<uint64_t>(blocks * layout.block_bytes());
   const int copies = Copies(size, line.bytes);
   struct Copy {
-    DeviceBuffer k, v, cache;
+    DeviceBuffer q, k, v, cache;
   };
   std::vector<Copy> all;
   for (int i = 0; i < copies; ++i) {
     Copy copy;
+    ASSIGN_OR_RETURN(copy.q, SomeFloats(device, *stream, m * q_width, 16));
     ASSIGN_OR_RETURN(copy.k, SomeFloats(device, *stream, m * width, 13));
     ASSIGN_OR_RETURN(copy.v, SomeFloats(device, *stream, m * width, 14));
     ASSIGN_OR_RETURN(copy.cache, device.Alloc(blocks * layout.block_bytes()));
@@ -131,20 +136,35 @@ absl::StatusOr<RooflineLine> MeasureAppend(Device& device, const KvLayout& layou
   ASSIGN_OR_RETURN(const DeviceBuffer rows, Upload(device, *stream, row));
   ASSIGN_OR_RETURN(const DeviceBuffer begin, Zeros(device, *stream, sizeof(int32_t)));
   ASSIGN_OR_RETURN(const DeviceBuffer table, Upload(device, *stream, block));
+  // Queries are rotated again and again, which leaves their size as it is.
+  std::vector<double> frequency(static_cast<size_t>(layout.head_dim) / 2);
+  for (size_t i = 0; i < frequency.size(); ++i) frequency[i] = 1.0 / static_cast<double>(i + 1);
+  ASSIGN_OR_RETURN(const DeviceBuffer frequencies, Upload(device, *stream, frequency));
+  ASSIGN_OR_RETURN(const DeviceBuffer cos_sin, device.Alloc(m * layout.head_dim * sizeof(float)));
+  DeviceRope rope;
+  rope.inv_freq = frequencies.as<double>();
+  rope.rotary_dim = layout.head_dim;
+  rope.cos_sin = cos_sin.as<float>();
+  DeviceTokens tokens;
+  tokens.position = positions.as<int32_t>();
+  tokens.row = rows.as<int32_t>();
+  tokens.block_begin = begin.as<int32_t>();
+  tokens.blocks = table.as<uint32_t>();
+  RETURN_IF_ERROR(device.kernels()->Angles(rope, tokens, m, *stream));
   const auto enqueue = [&]() -> absl::Status {
     for (const Copy& copy : all) {
       DeviceAttention attention;
       attention.layout = layout;
-      attention.q_heads = layout.kv_heads;
+      attention.q_heads = q_heads;
       attention.cache = copy.cache.data();
       attention.max_context = m;
-      DeviceTokens tokens;
-      tokens.position = positions.as<int32_t>();
-      tokens.row = rows.as<int32_t>();
-      tokens.block_begin = begin.as<int32_t>();
-      tokens.blocks = table.as<uint32_t>();
-      RETURN_IF_ERROR(device.kernels()->Append(attention, copy.k.as<float>(), copy.v.as<float>(),
-                                               width, tokens, m, *stream));
+      const DeviceAppend append{.k = copy.k.as<float>(),
+                                .v = copy.v.as<float>(),
+                                .stride = width,
+                                .rope = &rope,
+                                .q = copy.q.as<float>(),
+                                .q_stride = q_width};
+      RETURN_IF_ERROR(device.kernels()->Append(attention, append, tokens, m, *stream));
     }
     return absl::OkStatus();
   };

@@ -114,8 +114,11 @@ TEST(Roofline, CountsWhatLiesBetweenMatrices) {
   EXPECT_EQ(norm.bytes, 3u * (128 * 18 + 8 * 4 + 12));
   EXPECT_EQ(norm.what, "sum and norm 3x128");
   const KvLayout layout{.type = KvType::kBf16, .kv_heads = 2, .head_dim = 64};
-  const RooflineLine append = line_of(MeasureAppend(**device, layout, 20, SomeCeilings(), kSmall));
-  EXPECT_EQ(append.bytes, uint64_t(2 * 20 * 128 * 4 + 2 * layout.block_bytes()));
+  const RooflineLine append =
+      line_of(MeasureAppend(**device, layout, 6, 20, SomeCeilings(), kSmall));
+  EXPECT_EQ(append.bytes,
+            uint64_t(20 * (2 * 128 + 64 + 2 * 6 * 64) * 4 + 2 * layout.block_bytes()));
+  EXPECT_EQ(append.what, "rotate and append bf16 6/2 heads of 64, 20 tokens");
   const RooflineLine scan = line_of(MeasureScan(**device, 2, 1000, SomeCeilings(), kSmall));
   EXPECT_EQ(scan.bytes, 2u * 1000 * 4);
   EXPECT_TRUE(scan.by_copies);

@@ -145,8 +145,19 @@ absl::StatusOr<DeviceRope> DeviceBindContext::Rope(const RopeConfig& config) {
   ASSIGN_OR_RETURN(uint8_t* const inv_freq,
                    Table(table.inv_freq().data(), table.inv_freq().size() * sizeof(double)));
   rope.inv_freq = reinterpret_cast<const double*>(inv_freq);
+  ASSIGN_OR_RETURN(uint8_t* const cos_sin,
+                   Scratch(CheckedProduct({static_cast<uint64_t>(options_.max_step_tokens),
+                                           table.inv_freq().size(), 2 * sizeof(float)})));
+  rope.cos_sin = reinterpret_cast<float*>(cos_sin);
   ropes_.push_back({table.inv_freq(), rope});
   return rope;
+}
+
+absl::Status DeviceBindContext::EnqueueAngles(const DeviceTokens& tokens, int64_t m,
+                                              DeviceStream& stream) const {
+  for (const NamedRope& known : ropes_)
+    RETURN_IF_ERROR(kernels().Angles(known.rope, tokens, m, stream));
+  return absl::OkStatus();
 }
 
 absl::Status DeviceBindContext::ReserveAttention(const KvLayout& layout, int q_heads) {

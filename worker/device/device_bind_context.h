@@ -73,8 +73,10 @@ class DeviceBindContext : public GraphValues {
   absl::StatusOr<DeviceBuffer> Pinned(std::optional<uint64_t> bytes);
   // A copy of host memory, as of Scratch; equal ones are one.
   absl::StatusOr<uint8_t*> Table(const void* data, uint64_t bytes);
-  // Shared by all layers of the same rotation.
+  // Shared by all layers of the same rotation, its cos_sin too.
   absl::StatusOr<DeviceRope> Rope(const RopeConfig& config);
+  // Of all these: before a step's first op.
+  absl::Status EnqueueAngles(const DeviceTokens& tokens, int64_t m, DeviceStream& stream) const;
   // For Attend; all layers share it.
   absl::Status ReserveAttention(const KvLayout& layout, int q_heads);
   // After all ops are bound: what they reserved, or what a device with little left can spare.

@@ -87,7 +87,7 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   // A step of padding without a graph, with logits of `outputs` rows.
   absl::Status RunPadding(int64_t tokens, int64_t max_context, int64_t outputs);
   absl::StatusOr<std::unique_ptr<DeviceGraph>> Capture(int64_t tokens, int64_t max_context);
-  // All ops up to lm_head, for `tokens` rows.
+  // The angles of the positions and all ops up to lm_head, for `tokens` rows.
   absl::Status EnqueueTrunk(const DeviceStep& step);
   DeviceStep StepOf(int64_t tokens, int64_t max_context) const;
   // Until everything on the stream is over.
@@ -113,8 +113,7 @@ class DeviceExecutor final : public GraphExecutor, public ScoreLogits {
   Device& device_;
   DeviceMemoryUse* const use_;  // null: nobody asks
   const decltype(StepRunner::Options::logits_tap) tap_;
-  const bool profile_ops_;
-  const bool use_graphs_, scan_;
+  const bool profile_ops_, use_graphs_, scan_;
   const absl::Duration end_patience_;
   const bool deterministic_;
   const int64_t max_tokens_;
@@ -318,6 +317,7 @@ DeviceStep DeviceExecutor::StepOf(int64_t tokens, int64_t max_context) const {
 absl::Status DeviceExecutor::EnqueueTrunk(const DeviceStep& step) {
   RETURN_IF_ERROR(
       device_.Fill(device_poisoned_, 0, static_cast<size_t>(step.tokens), *step.stream));
+  RETURN_IF_ERROR(context_->EnqueueAngles(step.arrays, step.tokens, *step.stream));
   for (size_t i = 0; i < trunk_.size(); ++i) {
     RETURN_IF_ERROR(profile_.BeginOp(i, *step.stream));
     RETURN_IF_ERROR(trunk_[i]->Enqueue(step));

@@ -33,6 +33,7 @@ int CountFrom(const GraphView& graph, int first) {
     }
     return IsNormOf(graph.node(first + count), sum) ? count + 1 : count;
   }
+  if (IsRopeAttention(graph, first)) return 3;
   if (!IsColumnParallel(head)) return 1;
   while (count < kMaxLinearMembers) {
     const Node* const next = graph.node(first + count);

@@ -13,8 +13,9 @@ namespace bitshard {
 inline constexpr int kMaxLinearMembers = 8;
 
 // All nodes once, in order: linear nodes in a row that are not cut along K and read one value
-// (q | k | v, gate | up); an all_reduce, the residual_add that alone reads it, and the
-// rms_norm of the sum; others alone. The nodes may be malformed in every way.
+// (q | k | v, gate | up); the ropes of q and k and the attention that alone reads them
+// (IsRopeAttention); an all_reduce, the residual_add that alone reads it, and the rms_norm of the
+// sum; others alone. The nodes may be malformed in every way.
 std::vector<NodeGroup> GroupForDevice(const internal::ModelGraph& graph);
 
 }  // namespace bitshard

@@ -27,6 +27,19 @@ std::vector<Fusion>& Registry() {
   return *registry;
 }
 
+// Whose output one node reads.
+bool IsRope(const GraphView& graph, const Node* node) {
+  return node != nullptr && node->has_rope() && node->inputs_size() == 1 &&
+         node->outputs_size() == 1 && graph.reads(node->outputs(0)) == 1;
+}
+
+// Equal but for the number of heads.
+bool SameRotation(internal::Rope a, internal::Rope b) {
+  a.set_heads(0);
+  b.set_heads(0);
+  return a.SerializeAsString() == b.SerializeAsString();
+}
+
 // The fusion that takes most nodes; names break ties, so that the order of registration does not
 // matter.
 const Fusion* BestFusion(const GraphView& view, int first, int* count) {
@@ -55,6 +68,20 @@ GraphView::GraphView(const ModelGraph& graph)
 
 const Node* GraphView::node(int index) const {
   return index >= 0 && index < graph_.nodes_size() ? &graph_.nodes(index) : nullptr;
+}
+
+bool IsRopeAttention(const GraphView& graph, int first) {
+  const Node* const a = graph.node(first);
+  const Node* const b = graph.node(first + 1);
+  const Node* const attention = graph.node(first + 2);
+  if (!IsRope(graph, a) || !IsRope(graph, b) || attention == nullptr ||
+      !attention->has_attention() || attention->inputs_size() != 3 ||
+      !SameRotation(a->rope(), b->rope()) ||
+      a->rope().head_dim() != attention->attention().head_dim()) {
+    return false;
+  }
+  const uint32_t q = attention->inputs(0), k = attention->inputs(1);
+  return (a->outputs(0) == q && b->outputs(0) == k) || (a->outputs(0) == k && b->outputs(0) == q);
 }
 
 RegisterFusion::RegisterFusion(const char* name, MatchFusionFn match, BindFusionFn bind) {

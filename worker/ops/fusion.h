@@ -41,6 +41,10 @@ class GraphView {
   std::vector<int> reads_;  // by value
 };
 
+// Whether the nodes from `first` on are the ropes of q and k, in either order, which rotate alike,
+// and the attention, which alone reads them.
+bool IsRopeAttention(const GraphView& graph, int first);
+
 // How many nodes from `first` on it would take as one op; below 2: none. The nodes may be malformed
 // in every way: what it does not understand it does not take.
 using MatchFusionFn = int (*)(const GraphView& graph, int first);

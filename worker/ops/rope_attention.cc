@@ -2,7 +2,6 @@
 // into the cache and queries on their way into the scores; the rotated values are never stored. The
 // angles of a step's tokens are computed once for all layers.
 #include <memory>
-#include <string>
 
 #include "kernels/base/status_macros.h"
 #include "worker/ops/attention.h"
@@ -42,33 +41,7 @@ class RopeAttention final : public Op {
   const bool leader_;
 };
 
-bool IsRope(const GraphView& graph, const Node* node) {
-  return node != nullptr && node->has_rope() && node->inputs_size() == 1 &&
-         node->outputs_size() == 1 && graph.reads(node->outputs(0)) == 1;
-}
-
-// Equal but for the number of heads.
-bool SameRotation(internal::Rope a, internal::Rope b) {
-  a.set_heads(0);
-  b.set_heads(0);
-  return a.SerializeAsString() == b.SerializeAsString();
-}
-
-int Match(const GraphView& graph, int first) {
-  const Node* a = graph.node(first);
-  const Node* b = graph.node(first + 1);
-  const Node* attention = graph.node(first + 2);
-  if (!IsRope(graph, a) || !IsRope(graph, b) || attention == nullptr ||
-      !attention->has_attention() || attention->inputs_size() != 3 ||
-      !SameRotation(a->rope(), b->rope()) ||
-      a->rope().head_dim() != attention->attention().head_dim()) {
-    return 0;
-  }
-  const uint32_t q = attention->inputs(0), k = attention->inputs(1);
-  const bool in_order = a->outputs(0) == q && b->outputs(0) == k;
-  const bool swapped = a->outputs(0) == k && b->outputs(0) == q;
-  return in_order || swapped ? 3 : 0;
-}
+int Match(const GraphView& graph, int first) { return IsRopeAttention(graph, first) ? 3 : 0; }
 
 absl::StatusOr<std::unique_ptr<Op>> Bind(absl::Span<const Node* const> nodes, BindContext& bind) {
   const Node& attention = *nodes[2];

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "kernels/registry/device_kernels.h"
 #include "kernels/tensor/buffer.h"
 #include "tests/kernels/cuda/linear_on_device.h"
+#include "tests/kernels/cuda/rope_on_device.h"
 #include "tests/kernels/random_matrix.h"
 
 namespace bitshard {
@@ -98,15 +100,37 @@ class AttentionModel {
     return TestGpu::Get().Download<uint8_t>(cache_, cache_bytes_);
   }
 
-  void Append(const std::vector<TokenAt>& tokens) {
+  // With a rope rotated: the queries too, which it returns, each row with what is behind it.
+  std::vector<float> Append(const std::vector<TokenAt>& tokens, UploadedRope* rope = nullptr) {
     TestGpu& gpu = TestGpu::Get();
     const Arrays arrays(*this, tokens);
+    const auto m = static_cast<int64_t>(tokens.size());
     const DeviceBuffer k = gpu.Upload(Gather(k_, shape_.kv_width(), tokens));
     const DeviceBuffer v = gpu.Upload(Gather(v_, shape_.kv_width(), tokens));
-    CHECK_OK(gpu.kernels().Append(attention_, k.as<float>(), v.as<float>(),
-                                  shape_.kv_width() + kGap, arrays.view,
-                                  static_cast<int64_t>(tokens.size()), gpu.stream()));
-    gpu.Sync();
+    std::vector<float> queries;
+    if (rope != nullptr) queries = Gather(q_, shape_.q_width(), tokens);
+    const DeviceBuffer q = gpu.Upload(queries);
+    DeviceAppend append;
+    append.k = k.as<float>();
+    append.v = v.as<float>();
+    append.stride = shape_.kv_width() + kGap;
+    if (rope != nullptr) {
+      append.rope = &rope->Of(arrays.view, m);
+      append.q = q.as<float>();
+      append.q_stride = shape_.q_width() + kGap;
+    }
+    CHECK_OK(gpu.kernels().Append(attention_, append, arrays.view, m, gpu.stream()));
+    return gpu.Download<float>(q, queries.size());
+  }
+
+  // What that returns, by the CPU.
+  std::vector<float> Queries(const std::vector<TokenAt>& tokens, const UploadedRope& rope) const {
+    std::vector<float> queries = Gather(q_, shape_.q_width(), tokens);
+    std::vector<int32_t> positions;
+    for (const TokenAt& token : tokens)
+      positions.push_back(token.sequence < 0 ? -1 : token.position);
+    rope.Apply(queries, shape_.q_heads(), shape_.q_width() + kGap, positions);
+    return queries;
   }
 
   // [tokens][q_width]
@@ -122,16 +146,21 @@ class AttentionModel {
     return gpu.Download<float>(out, count);
   }
 
-  // The CPU's reference over a cache of its own.
-  void AppendOnCpu() {
+  // The CPU's reference over a cache of its own, with a rope of rotated keys.
+  void AppendOnCpu(const UploadedRope* rope = nullptr) {
     host_cache_ = Buffer(cache_bytes_);
     std::fill_n(host_cache_.data(), cache_bytes_, uint8_t{0xff});
     BoundAttention bound = Bind();
     for (size_t s = 0; s < lengths_.size(); ++s) {
       const AttentionRow row{
           .blocks = table_.data() + begin_[s], .start = 0, .tokens = lengths_[s], .first_row = 0};
-      bound.Append({&row, 1}, k_[s].data(), v_[s].data(), shape_.kv_width(), host_cache_.data(),
-                   pool_);
+      std::vector<float> k = k_[s];
+      if (rope != nullptr) {
+        std::vector<int32_t> positions(static_cast<size_t>(lengths_[s]));
+        std::iota(positions.begin(), positions.end(), 0);
+        rope->Apply(k, shape_.kv_heads, shape_.kv_width(), positions);
+      }
+      bound.Append({&row, 1}, k.data(), v_[s].data(), shape_.kv_width(), host_cache_.data(), pool_);
     }
   }
   std::vector<uint8_t> HostCache() const {

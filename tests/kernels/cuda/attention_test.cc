@@ -226,7 +226,7 @@ TEST(CudaAttentionRefuses, HeadsThatNoKernelServes) {
     attention.q_heads = 1;
     EXPECT_EQ(gpu.kernels().Attend(attention, nullptr, 0, nullptr, 0, {}, 1, gpu.stream()).code(),
               absl::StatusCode::kUnimplemented);
-    EXPECT_EQ(gpu.kernels().Append(attention, nullptr, nullptr, 0, {}, 1, gpu.stream()).code(),
+    EXPECT_EQ(gpu.kernels().Append(attention, {}, {}, 1, gpu.stream()).code(),
               absl::StatusCode::kUnimplemented);
   }
   const KvLayout layout = {.type = KvType::kBf16, .kv_heads = 1, .head_dim = 64};

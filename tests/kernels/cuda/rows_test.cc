@@ -347,12 +347,15 @@ TEST_F(CudaRows, NoBlockIsWithoutWork) {
   DeviceForm form(2, 256, 16, true, false);
   expect_blocks(4, "prepare", kernels.Prepare(in, 256, 2, form.form, gpu.stream()));
   const DeviceBuffer inv_freq = gpu.Upload(std::vector<double>(8, 0.5));
+  const DeviceBuffer cos_sin = gpu.Empty(2 * 16 * sizeof(float));
   DeviceRope rope;
   rope.inv_freq = inv_freq.as<double>();
   rope.rotary_dim = 16;
+  rope.cos_sin = cos_sin.as<float>();
   DeviceTokens tokens;
   tokens.position = two.as<int32_t>();
-  expect_blocks(4, "rotate",
+  expect_blocks(2, "angles", kernels.Angles(rope, tokens, 2, gpu.stream()));
+  expect_blocks(8, "rotate",
                 kernels.Rotate(x.as<float>(), 256, 16, 16, rope, tokens, 2, gpu.stream()));
   const UploadedMatrix w(RandomMatrix(Q4Spec(2, 256), 81));
   const DeviceBuffer bits = gpu.Empty(2 * 256 * sizeof(int64_t));

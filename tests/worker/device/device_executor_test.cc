@@ -352,7 +352,7 @@ TEST(DeviceExecutor, MeasuresEachOpWhenAskedTo) {
     };
     const auto layers = static_cast<ptrdiff_t>(TinyModelOptions().layers);
     EXPECT_EQ(count("device linear+linear+linear"), layers);
-    EXPECT_EQ(count("device attention"), layers);
+    EXPECT_EQ(count("device rope+rope+attention"), layers);
     EXPECT_EQ(count("device all_reduce+rms_norm"), 1);
     EXPECT_EQ(count("device all_reduce+residual_add+rms_norm"), 2 * layers);
     EXPECT_EQ(profile.kinds.front(), "device embed");

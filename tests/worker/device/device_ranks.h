@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -68,6 +69,7 @@ class DeviceRanks {
     bool tap = true;  // LogitsAt: every row of logits comes to the host
     bool profile_ops = false;
     absl::Duration end_patience = DeviceOptions().end_patience;
+    std::function<void(internal::ModelGraph& graph)> change_graph = nullptr;  // each rank's
   };
 
   DeviceRanks(const TinyModel& model, int world, const Options& options)
@@ -98,7 +100,10 @@ class DeviceRanks {
       on.profile_ops = asked.profile_ops;
       on.scan_logits = asked.scan_logits;
       on.end_patience = asked.end_patience;
-      return BindOn(device(rank), plan, options, on);
+      if (asked.change_graph == nullptr) return BindOn(device(rank), plan, options, on);
+      internal::RankPlan changed = plan;
+      asked.change_graph(*changed.mutable_graph());
+      return BindOn(device(rank), changed, options, on);
     };
     maker.join = [this](int rank, int world, const std::string& id) {
       return JoinOn(device(rank), rank, world, id);

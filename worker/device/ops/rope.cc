@@ -1,10 +1,11 @@
-// rope: rotates q or k by the tokens' positions, in place; the buffer plan usually lays the output
-// over the input.
+// rope that no attention takes with it: rotates heads by the tokens' positions, in place; the
+// buffer plan usually lays the output over the input.
 #include "worker/ops/rope.h"
 
 #include <memory>
 
 #include "kernels/base/status_macros.h"
+#include "worker/device/device_attention.h"
 #include "worker/device/device_op.h"
 
 namespace bitshard {
@@ -36,6 +37,7 @@ class DeviceRopeOp final : public DeviceOp {
 };
 
 absl::StatusOr<std::unique_ptr<DeviceOp>> Bind(const NodeGroup& group, DeviceBindContext& bind) {
+  if (group.count > 1) return BindDeviceAttention(group, bind);
   const Node& node = bind.graph().nodes(group.first);
   RETURN_IF_ERROR(CheckRope(node, bind));
   ASSIGN_OR_RETURN(const RopeConfig config, RopeConfigOf(node.rope(), bind));
