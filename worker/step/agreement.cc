@@ -89,17 +89,20 @@ absl::StatusOr<bool> Agreement::CompareTokens(Collective& collective,
       Compare(collective, {{plan.epoch(), plan.step(), plan_hash_, hash.value()}, next_hash}));
   // The lowest rank that knows the next plan is what all others are held against, on every rank.
   uint64_t known = 0;
+  size_t known_to = 0;
   bool all_know = true;
   for (size_t rank = 0; rank < all_.size(); ++rank) {
     const uint64_t next = all_[rank].next_hash;
     all_know &= next != 0;
     if (next == 0 || next == known) continue;
     if (known != 0) {
-      return absl::InternalError(absl::StrCat(
-          "ranks disagree in step ", plan.step() + 1, " of epoch ", plan.epoch(), ": one has plan ",
-          absl::Hex(known), ", rank ", rank, " has plan ", absl::Hex(next)));
+      return absl::InternalError(absl::StrCat("ranks disagree in step ", plan.step() + 1,
+                                              " of epoch ", plan.epoch(), ": rank ", known_to,
+                                              " has plan ", absl::Hex(known), ", rank ", rank,
+                                              " has plan ", absl::Hex(next)));
     }
     known = next;
+    known_to = rank;
   }
   if (all_know) plan_hash_ = known;
   return all_know;

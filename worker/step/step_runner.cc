@@ -63,7 +63,7 @@ class StepRunnerImpl final : public StepRunner {
         executor_(std::move(executor)),
         slots_(SlotLimitsOf(plan.graph(), options.numerics)),
         batch_(MakeBatch(options)),
-        next_batch_(MakeBatch(options)),
+        next_batch_(executor_->on_host() ? nullptr : MakeBatch(options)),
         agreement_(static_cast<int>(plan.world())) {
     drawn_.reserve(3 * options.numerics.max_slots() + options.numerics.max_step_tokens());
   }
@@ -286,7 +286,8 @@ class StepRunnerImpl final : public StepRunner {
   ThreadPool* const pool_;
   const std::unique_ptr<GraphExecutor> executor_;
   SlotTable slots_;
-  std::unique_ptr<StepBatch> batch_, next_batch_;
+  std::unique_ptr<StepBatch> batch_;
+  std::unique_ptr<StepBatch> next_batch_;  // null: the host computes, and nothing is planned ahead
   Agreement agreement_;
   std::vector<uint32_t> drawn_;  // in the step at hand: tokens, flags, scores
   StepProgress progress_;
