@@ -70,6 +70,15 @@ bool AsksForLinesAhead() {
 #endif
 }
 
+bool AddsBesideMultiplications() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amdfam19h");
+#else
+  return false;
+#endif
+}
+
 const IsaReport& ProbeIsa() {
   static const IsaReport report = Probe();
   return report;

@@ -33,4 +33,8 @@ inline bool HasIsa(Isa isa) { return isa <= BestIsa(); }
 // in which its misses wait.
 bool AsksForLinesAhead();
 
+// Whether two additions in place of a multiplication pay for vectors of 512 bits: Zen 4 adds in all
+// four pipes and multiplies in two of them, Intel's cores have two for both. Not measured on Zen 5.
+bool AddsBesideMultiplications();
+
 }  // namespace bitshard

@@ -4,13 +4,13 @@
 namespace bitshard {
 namespace {
 
-const RegisterKernel<LinearKernel> kW2(IntLinear<2, 1>("cpu/linear_w2_a8_avx512vnni"));
-const RegisterKernel<LinearKernel> kW3(IntLinear<3, 1>("cpu/linear_w3_a8_avx512vnni"));
-const RegisterKernel<LinearKernel> kW4(IntLinear<4, 1>("cpu/linear_w4_a8_avx512vnni"));
-const RegisterKernel<LinearKernel> kW5(IntLinear<5, 1>("cpu/linear_w5_a8_avx512vnni"));
-const RegisterKernel<LinearKernel> kW6(IntLinear<6, 1>("cpu/linear_w6_a8_avx512vnni"));
-const RegisterKernel<LinearKernel> kW7(IntLinear<7, 1>("cpu/linear_w7_a8_avx512vnni"));
-const RegisterKernel<LinearKernel> kW8(IntLinear<8, 1>("cpu/linear_w8_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW2(IntLinear<2, Bytes<1>>("cpu/linear_w2_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW3(IntLinear<3, Bytes<1>>("cpu/linear_w3_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW4(IntLinear<4, Bytes<1>>("cpu/linear_w4_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW5(IntLinear<5, Bytes<1>>("cpu/linear_w5_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW6(IntLinear<6, Bytes<1>>("cpu/linear_w6_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW7(IntLinear<7, Bytes<1>>("cpu/linear_w7_a8_avx512vnni"));
+const RegisterKernel<LinearKernel> kW8(IntLinear<8, Bytes<1>>("cpu/linear_w8_a8_avx512vnni"));
 
 }  // namespace
 }  // namespace bitshard

@@ -1,11 +1,7 @@
-// Many rows of x: strips of 256 columns of up to 4 row tiles are unpacked once into L1, turned so
-// that a vector has 16 rows of W x 4 columns; blocks of up to 2 rows of x by 4 row tiles keep their
-// cells and sums in registers, and nothing is left to add across a vector. For any cells.
-//
-// 2 x 4 and not 4 x 2: 8 loads for 16 vpdpbusd instead of 10. Pointers that run along instead of
-// addresses made anew save GCC spills (2 % of the time). Multiplications bound it: a cell of 32
-// columns, 8 rows and 16 outputs has 128 vpdpbusd and 24 other multiplications, 2 of either a
-// cycle.
+// Many rows of x: a form (linear_int_bytes_avx512.h, linear_int_pairs_avx512.h) unpacks strips of
+// 256 columns of a few row tiles once into L1, turned so that a vector has 16 rows of W; blocks of
+// rows of x by row tiles keep their cells and sums in registers, and nothing is left to add across
+// a vector. For any cells. Here is what the forms share.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +15,13 @@
 namespace bitshard {
 namespace {
 
+constexpr int kBlockSums = 8;  // rows of x by row tiles of a block
+
 struct alignas(64) Panel {
-  uint8_t codes[kStripTiles * kTileRuns][4][kPanelTiles][64];
-  GroupNumbers numbers[kPanelTiles][kMaxCells];
+  GroupNumbers numbers[kPanelTiles][kMaxCells];  // of the tiles that are unpacked
   CellTerms terms[kChunkRows];  // of the cells of the strip, for the rows of x at hand
-  float acc[kChunkRows][kPanelTiles][kTileRows];  // of a segment that goes on in the next strip
-  float closed[kMaxCells][kBlockRows][kPanelTiles][kTileRows];  // segments that ended in the strip
+  float acc[kChunkRows][kPanelTiles][kTileRows];   // of a segment that goes on in the next strip
+  float closed[kMaxCells][kBlockSums][kTileRows];  // segments that ended in the strip
   int64_t sums[kChunkRows][kPanelTiles][kTileRows];
   int64_t poison[kChunkRows];
   unsigned slots[kPanelTiles];            // those of real rows
@@ -34,36 +31,9 @@ struct alignas(64) Panel {
 
 ISA_BEGIN_AVX512VNNI
 
-ISA_INLINE __m512i BroadcastTerms(const int8_t* p) {
-  int32_t four;
-  __builtin_memcpy(&four, p, sizeof(four));
-  return _mm512_set1_epi32(four);
-}
-
-// In place: the compiler would shift 24 accumulators around.
-ISA_INLINE void AddDot(__m512i& sum, __m512i codes, __m512i terms) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(terms));
-}
-
-// Codes and group numbers of one row tile, `index` in the panel.
-template <int kBits>
-void UnpackStrip(const LinearArgs& args, const IntStrip& strip, int64_t tile, int index,
-                 Panel& panel) {
-  const uint8_t* word = args.codes + tile * args.tile_bytes + strip.first_tile * (128 * kBits);
-  for (int t = 0; t < strip.tiles; ++t) {
-    __m512i codes[kTileRuns][4];
-    UnpackTile<kBits>(word + t * (128 * kBits), codes);
-    ISA_UNROLL
-    for (int j = 0; j < kTileRuns; ++j) {
-      __m512i columns[4];
-      TransposeRun(codes[j], columns);
-      ISA_UNROLL
-      for (int c = 0; c < 4; ++c) {
-        _mm512_store_si512(panel.codes[t * kTileRuns + j][c][index], columns[c]);
-      }
-    }
-  }
-  GroupNumbers* numbers = panel.numbers[index];
+// The numbers of a row tile's groups, cell by cell.
+void LoadNumbers(const LinearArgs& args, const IntStrip& strip, int64_t tile,
+                 GroupNumbers numbers[kMaxCells]) {
   for (int c = 0; c < strip.cells;) {
     const int64_t group = strip.cell[c].group;
     if (c > 0 && group == strip.cell[c - 1].group) {
@@ -78,24 +48,49 @@ void UnpackStrip(const LinearArgs& args, const IntStrip& strip, int64_t tile, in
   }
 }
 
+template <class Form, int kBits>
+void UnpackStrip(const LinearArgs& args, const IntStrip& strip, int64_t tile, int index,
+                 typename Form::Codes& out) {
+  const uint8_t* word = args.codes + tile * args.tile_bytes + strip.first_tile * (128 * kBits);
+  for (int t = 0; t < strip.tiles; ++t) {
+    __m512i codes[kTileRuns][4];
+    UnpackTile<kBits>(word + t * (128 * kBits), codes);
+    ISA_UNROLL
+    for (int j = 0; j < kTileRuns; ++j) {
+      __m512i columns[4];
+      TransposeRun(codes[j], columns);
+      Form::template StoreRun<kBits>(columns, t * kTileRuns + j, index, out);
+    }
+  }
+  Form::FinishTile(strip, index, out);
+}
+
 // What any cells need of some rows of x.
+template <class Form>
 void PrepareRows(const LinearArgs& args, const IntStrip& strip, int64_t row, int rows,
                  Panel& panel) {
   const bool sums = args.scale.has_min || args.scale.has_zeros || args.scale.zero_point != 0;
   const int32_t factor = args.scale.has_zeros ? 1 : -args.scale.zero_point;
+  const int32_t start_factor = StartFactor(args);
   for (int i = 0; i < rows; ++i) {
     const float* scales = args.act_scales + (row + i) * args.act_groups;
     const int32_t* run_sums =
         args.run_sums + (row + i) * (args.padded_cols / kLaneCols) + strip.first_tile * kTileRuns;
+    const int32_t* pair_sums = Form::kPairs ? args.pair_sums + (run_sums - args.run_sums) : nullptr;
     for (int c = 0; c < strip.cells; ++c) {
       const StripCell& cell = strip.cell[c];
       const float s_a = scales[cell.act_group];
       panel.terms[i].act_scale[c] = s_a;
-      if (!sums) continue;
+      if (!sums && !Form::kPairs) continue;
       int32_t q_sum = 0;
       for (int j = 0; j < cell.runs; ++j) q_sum += run_sums[cell.run + j];
       panel.terms[i].zero_term[c] = q_sum * factor;
       panel.terms[i].min_factor[c] = s_a * static_cast<float>(q_sum);
+      if constexpr (Form::kPairs) {
+        uint32_t start = static_cast<uint32_t>(q_sum * start_factor);
+        for (int j = 0; j < cell.runs; ++j) start -= static_cast<uint32_t>(pair_sums[cell.run + j]);
+        panel.terms[i].start[c] = static_cast<int32_t>(start);
+      }
     }
   }
 }
@@ -130,12 +125,19 @@ void PlanPrefetch(const LinearArgs& args, const IntStrip& strip, int64_t tile, i
 }
 
 // A few lines at a time: the same requests in one burst a block gained nothing, measured from
-// memory on Zen 5 (16 rows, 4 bits: 143 us in bursts, 109 us spread).
+// memory on Zen 5 (16 rows, 4 bits: 143 us in bursts, 109 us spread). Into L2 on Zen 4, whose L1 is
+// full of the panel: 464 tokens/s of 16 sequences, 446 into L1.
 ISA_INLINE void PrefetchSome(Panel& panel) {
   if (panel.next_range == panel.ranges) return;
   const char** range = panel.range[panel.next_range];
   const char* line = range[0];
-  for (int i = 0; i < panel.lines_a_cell; ++i, line += 64) _mm_prefetch(line, _MM_HINT_T0);
+  for (int i = 0; i < panel.lines_a_cell; ++i, line += 64) {
+    if (kAsksForLinesAhead) {
+      _mm_prefetch(line, _MM_HINT_T0);
+    } else {
+      _mm_prefetch(line, _MM_HINT_T1);
+    }
+  }
   range[0] = line;
   if (line >= range[1]) ++panel.next_range;
 }
@@ -152,7 +154,7 @@ ISA_INLINE void AddClosed(const LinearArgs& args, int segments, int at, int inde
       __m512i largest = _mm512_setzero_si512();
       __m512i low = _mm512_load_si512(sums), high = _mm512_load_si512(sums + 8);
       for (int s = 0; s < segments; ++s) {
-        const __m512 value = _mm512_load_ps(panel.closed[s][i][p]);
+        const __m512 value = _mm512_load_ps(panel.closed[s][i * kTiles + p]);
         __m512i fixed_low, fixed_high;
         largest = _mm512_max_epu32(largest, Magnitude(value));
         GoodToFixed(value, &fixed_low, &fixed_high);
@@ -161,8 +163,8 @@ ISA_INLINE void AddClosed(const LinearArgs& args, int segments, int at, int inde
       }
       if (__builtin_expect(Poisons(largest, args.limit) != 0, 0)) {  // again, with care
         for (int s = 0; s < segments; ++s) {
-          panel.poison[at + i] += AddSegment(_mm512_load_ps(panel.closed[s][i][p]), args.limit,
-                                             panel.slots[index + p], sums);
+          panel.poison[at + i] += AddSegment(_mm512_load_ps(panel.closed[s][i * kTiles + p]),
+                                             args.limit, panel.slots[index + p], sums);
         }
         continue;
       }
@@ -172,140 +174,82 @@ ISA_INLINE void AddClosed(const LinearArgs& args, int segments, int at, int inde
   }
 }
 
-// Adds the strip to kRows rows of x by kTiles row tiles; `row` of x is `at` in the chunk.
-template <int kTerms, int kRows, int kTiles>
-void RunStrip(const LinearArgs& args, const IntStrip& strip, int64_t row, int at, int index,
-              Panel& panel) {
-  const bool has_min = args.scale.has_min, has_zeros = args.scale.has_zeros;
-  const bool has_zero = args.scale.zero_point != 0;
-  const int64_t stride = args.padded_cols;
-  const int64_t first_col = strip.first_tile * kTileCols + strip.cell[0].run * kLaneCols;
-  const int8_t* terms = FirstTerms<kTerms>(args) + row * stride + first_col;
-  const int8_t* terms_lo = kTerms == 2 ? args.lo + row * stride + first_col : nullptr;
-  const uint8_t* codes = panel.codes[strip.cell[0].run][0][index];
-  __m512 acc[kRows][kTiles];
+// Adds the integers of a cell to kRows rows of x by kTiles row tiles, and keeps what a segment that
+// ends with it has got.
+template <int kRows, int kTiles>
+ISA_INLINE void AddCell(const LinearArgs& args, const StripCell& cell, int c, int at, int first,
+                        int* closed, __m512i sum[kRows][kTiles], __m512 acc[kRows][kTiles],
+                        Panel& panel) {
+  const GroupNumbers* numbers = &panel.numbers[first][c];
+  const CellTerms* terms = &panel.terms[at];
+  ISA_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    if (args.scale.has_zeros) {
+      const __m512i q_sum = _mm512_set1_epi32(terms[i].zero_term[c]);
+      ISA_UNROLL
+      for (int p = 0; p < kTiles; ++p) {
+        sum[i][p] = _mm512_sub_epi32(
+            sum[i][p], _mm512_mullo_epi32(_mm512_load_si512(numbers[p * kMaxCells].zero), q_sum));
+      }
+    }
+    const __m512 s_a = _mm512_set1_ps(terms[i].act_scale[c]);
+    ISA_UNROLL
+    for (int p = 0; p < kTiles; ++p) {
+      acc[i][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[i][p]),
+                                  _mm512_mul_ps(_mm512_load_ps(numbers[p * kMaxCells].scale), s_a),
+                                  acc[i][p]);
+    }
+  }
+  if (args.scale.has_min) {
+    ISA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const __m512 factor = _mm512_set1_ps(terms[i].min_factor[c]);
+      ISA_UNROLL
+      for (int p = 0; p < kTiles; ++p) {
+        acc[i][p] = _mm512_fmadd_ps(_mm512_load_ps(numbers[p * kMaxCells].min), factor, acc[i][p]);
+      }
+    }
+  }
+  if (!cell.closes || args.sums == nullptr) return;
   ISA_UNROLL
   for (int i = 0; i < kRows; ++i) {
     ISA_UNROLL
-    for (int p = 0; p < kTiles; ++p) acc[i][p] = _mm512_load_ps(panel.acc[at + i][index + p]);
-  }
-  int closed = 0;
-  for (int c = 0; c < strip.cells; ++c) {
-    const StripCell& cell = strip.cell[c];
-    PrefetchSome(panel);
-    __m512i sum[kRows][kTiles], low[kRows][kTiles];
-    ISA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      ISA_UNROLL
-      for (int p = 0; p < kTiles; ++p) sum[i][p] = low[i][p] = _mm512_setzero_si512();
-    }
-    for (int j = 0; j < cell.runs;
-         ++j, codes += 256 * kPanelTiles, terms += kLaneCols, terms_lo += kLaneCols) {
-      ISA_UNROLL
-      for (int t = 0; t < 4; ++t) {
-        __m512i w[kTiles];
-        ISA_UNROLL
-        for (int p = 0; p < kTiles; ++p)
-          w[p] = _mm512_load_si512(codes + 64 * kPanelTiles * t + 64 * p);
-        ISA_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          const __m512i q = BroadcastTerms(terms + i * stride + 4 * t);
-          ISA_UNROLL
-          for (int p = 0; p < kTiles; ++p) AddDot(sum[i][p], w[p], q);
-          if constexpr (kTerms == 2) {
-            const __m512i q_lo = BroadcastTerms(terms_lo + i * stride + 4 * t);
-            ISA_UNROLL
-            for (int p = 0; p < kTiles; ++p) AddDot(low[i][p], w[p], q_lo);
-          }
-        }
-      }
-    }
-    const GroupNumbers* numbers = &panel.numbers[index][c];
-    ISA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      ISA_UNROLL
-      for (int p = 0; p < kTiles; ++p) {
-        if constexpr (kTerms == 2)
-          sum[i][p] = _mm512_add_epi32(_mm512_slli_epi32(sum[i][p], 8), low[i][p]);
-      }
-      if (has_zero) {
-        const __m512i term = _mm512_set1_epi32(panel.terms[at + i].zero_term[c]);
-        ISA_UNROLL
-        for (int p = 0; p < kTiles; ++p) sum[i][p] = _mm512_add_epi32(sum[i][p], term);
-      } else if (has_zeros) {
-        const __m512i q_sum = _mm512_set1_epi32(panel.terms[at + i].zero_term[c]);
-        ISA_UNROLL
-        for (int p = 0; p < kTiles; ++p) {
-          sum[i][p] = _mm512_sub_epi32(
-              sum[i][p], _mm512_mullo_epi32(_mm512_load_si512(numbers[p * kMaxCells].zero), q_sum));
-        }
-      }
-      const __m512 s_a = _mm512_set1_ps(panel.terms[at + i].act_scale[c]);
-      ISA_UNROLL
-      for (int p = 0; p < kTiles; ++p) {
-        acc[i][p] = _mm512_fmadd_ps(
-            _mm512_cvtepi32_ps(sum[i][p]),
-            _mm512_mul_ps(_mm512_load_ps(numbers[p * kMaxCells].scale), s_a), acc[i][p]);
-      }
-      if (has_min) {
-        const __m512 factor = _mm512_set1_ps(panel.terms[at + i].min_factor[c]);
-        ISA_UNROLL
-        for (int p = 0; p < kTiles; ++p) {
-          acc[i][p] =
-              _mm512_fmadd_ps(_mm512_load_ps(numbers[p * kMaxCells].min), factor, acc[i][p]);
-        }
-      }
-    }
-    if (cell.closes && args.sums != nullptr) {
-      ISA_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        ISA_UNROLL
-        for (int p = 0; p < kTiles; ++p) {
-          _mm512_store_ps(panel.closed[closed][i][p], acc[i][p]);
-          acc[i][p] = _mm512_setzero_ps();
-        }
-      }
-      ++closed;
+    for (int p = 0; p < kTiles; ++p) {
+      _mm512_store_ps(panel.closed[*closed][i * kTiles + p], acc[i][p]);
+      acc[i][p] = _mm512_setzero_ps();
     }
   }
+  ++*closed;
+}
+
+template <int kRows, int kTiles>
+ISA_INLINE void LoadSums(const Panel& panel, int at, int index, __m512 acc[kRows][kTiles]) {
+  const float* from = panel.acc[at][index];
   ISA_UNROLL
   for (int i = 0; i < kRows; ++i) {
     ISA_UNROLL
-    for (int p = 0; p < kTiles; ++p) _mm512_store_ps(panel.acc[at + i][index + p], acc[i][p]);
+    for (int p = 0; p < kTiles; ++p)
+      acc[i][p] = _mm512_load_ps(from + (i * kPanelTiles + p) * kTileRows);
+  }
+}
+
+template <int kRows, int kTiles>
+ISA_INLINE void StoreSums(const LinearArgs& args, int closed, int at, int index,
+                          const __m512 acc[kRows][kTiles], Panel& panel) {
+  float* to = panel.acc[at][index];
+  ISA_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    ISA_UNROLL
+    for (int p = 0; p < kTiles; ++p)
+      _mm512_store_ps(to + (i * kPanelTiles + p) * kTileRows, acc[i][p]);
   }
   if (closed > 0) AddClosed<kRows, kTiles>(args, closed, at, index, panel);
 }
 
-template <int kTerms, int kTiles>
-ISA_INLINE void RunBlock(const LinearArgs& args, const IntStrip& strip, int64_t row, int rows,
-                         int at, int index, Panel& panel) {
-  static_assert(kBlockRows == 2);
-  if (rows == 1) return RunStrip<kTerms, 1, kTiles>(args, strip, row, at, index, panel);
-  RunStrip<kTerms, 2, kTiles>(args, strip, row, at, index, panel);
-}
-
-// The strip, unpacked, for all rows of x of a chunk and all row tiles of a panel. Not a template of
-// the width.
-template <int kTerms>
-void RunChunk(const LinearArgs& args, const IntStrip& strip, int cell_runs, int64_t row, int rows,
-              int64_t tile, int tiles, Panel& panel) {
-  const int blocks = (rows + kBlockRows - 1) / kBlockRows;
-  PlanPrefetch(args, strip, tile, tiles, blocks * ((tiles + 3) / 4) * strip.cells, panel);
-  if (cell_runs > 0) {
-    PrepareEqualCells<kTerms>(args, strip.first_tile, strip.tiles, cell_runs, row, rows,
-                              panel.terms);
-  } else {
-    PrepareRows(args, strip, row, rows, panel);
-  }
-  for (int at = 0; at < rows; at += kBlockRows) {
-    const int block = rows - at < kBlockRows ? rows - at : kBlockRows;
-    int index = 0;
-    for (; index + 4 <= tiles; index += 4)
-      RunBlock<kTerms, 4>(args, strip, row + at, block, at, index, panel);
-    for (; index + 2 <= tiles; index += 2)
-      RunBlock<kTerms, 2>(args, strip, row + at, block, at, index, panel);
-    if (index < tiles) RunBlock<kTerms, 1>(args, strip, row + at, block, at, index, panel);
-  }
+ISA_INLINE __m512i Broadcast4Bytes(const void* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, sizeof(four));
+  return _mm512_set1_epi32(four);
 }
 
 void ClearPanel(bool sums, int rows, Panel& panel) {
@@ -336,11 +280,39 @@ void StorePanel(const LinearArgs& args, int64_t tile, int tiles, int64_t row, in
   }
 }
 
+// The strip for all rows of x of a chunk and all row tiles of a panel: as many tiles as the form
+// keeps are unpacked, then all rows use them.
+template <class Form, int kBits>
+void RunChunk(const LinearArgs& args, const IntStrip& strip, int cell_runs, int64_t row, int rows,
+              int64_t tile, int tiles, typename Form::Codes& codes, Panel& panel) {
+  const int blocks = (rows + Form::kBlockRows - 1) / Form::kBlockRows;
+  const int columns = (tiles + Form::kBlockTiles - 1) / Form::kBlockTiles;
+  PlanPrefetch(args, strip, tile, tiles, blocks * columns * strip.cells, panel);
+  if (cell_runs > 0) {
+    PrepareEqualCells<Form::kTerms, Form::kPairs>(args, strip.first_tile, strip.tiles, cell_runs,
+                                                  row, rows, panel.terms);
+  } else {
+    PrepareRows<Form>(args, strip, row, rows, panel);
+  }
+  for (int index = 0; index < tiles; index += Form::kBlockTiles) {
+    const int count = tiles - index < Form::kBlockTiles ? tiles - index : Form::kBlockTiles;
+    for (int t = 0; t < count; ++t) {
+      LoadNumbers(args, strip, tile + index + t, panel.numbers[t]);
+      UnpackStrip<Form, kBits>(args, strip, tile + index + t, t, codes);
+    }
+    for (int at = 0; at < rows; at += Form::kBlockRows) {
+      const int block = rows - at < Form::kBlockRows ? rows - at : Form::kBlockRows;
+      Form::RunBlock(args, strip, row + at, block, at, index, count, codes, panel);
+    }
+  }
+}
+
 ISA_END
 
-template <int kBits, int kTerms>
+template <class Form, int kBits>
 void RunPanels(const LinearArgs& args, int cell_runs, int64_t tile_begin, int64_t tile_end) {
   Panel panel;
+  typename Form::Codes codes;
   IntStrip strip;
   for (int64_t tile = tile_begin; tile < tile_end; tile += kPanelTiles) {
     const int tiles =
@@ -349,10 +321,9 @@ void RunPanels(const LinearArgs& args, int cell_runs, int64_t tile_begin, int64_
     for (int64_t row = 0; row < args.m; row += kChunkRows) {
       const int rows = static_cast<int>(args.m - row < kChunkRows ? args.m - row : kChunkRows);
       ClearPanel(args.sums != nullptr, rows, panel);
-      StripWalk walk(args, /*groups=*/true, kActCols<kTerms>);
+      StripWalk walk(args, /*groups=*/true, kActCols<Form::kTerms>);
       while (walk.Next(strip)) {
-        for (int t = 0; t < tiles; ++t) UnpackStrip<kBits>(args, strip, tile + t, t, panel);
-        RunChunk<kTerms>(args, strip, cell_runs, row, rows, tile, tiles, panel);
+        RunChunk<Form, kBits>(args, strip, cell_runs, row, rows, tile, tiles, codes, panel);
       }
       StorePanel(args, tile, tiles, row, rows, panel);
     }

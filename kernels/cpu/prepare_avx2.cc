@@ -86,7 +86,11 @@ void QuantizeA16(const PrepareArgs& args, int64_t k, int64_t count, float* scale
       hi[half] = _mm256_srai_epi32(_mm256_add_epi32(q[half], _mm256_set1_epi32(128)), 8);
       lo[half] = _mm256_sub_epi32(q[half], _mm256_slli_epi32(hi[half], 8));
     }
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(args.q + at), Narrow(q[0], q[1]));
+    const __m256i narrow = Narrow(q[0], q[1]);
+    const __m256i pairs = _mm256_madd_epi16(narrow, _mm256_shuffle_epi32(narrow, 0xb1));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(args.q + at), narrow);
+    args.pair_sums[at / kRun] =
+        SumLanes32(_mm256_and_si256(pairs, _mm256_set1_epi64x(0xffffffff)));  // each is there twice
     _mm_storeu_si128(reinterpret_cast<__m128i*>(args.hi + at), NarrowToBytes(Narrow(hi[0], hi[1])));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(args.lo + at), NarrowToBytes(Narrow(lo[0], lo[1])));
     args.run_sums[at / kRun] = SumLanes32(_mm256_add_epi32(q[0], q[1]));

@@ -59,10 +59,13 @@ void QuantizeA16(const PrepareArgs& args, int64_t k, int64_t count, float* scale
     const __m512i q = Quotient(x[j], some, divisor);
     const __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
     const __m512i lo = _mm512_sub_epi32(q, _mm512_slli_epi32(hi, 8));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(args.q + at), _mm512_cvtepi32_epi16(q));
+    const __m256i narrow = _mm512_cvtepi32_epi16(q);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(args.q + at), narrow);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(args.hi + at), _mm512_cvtepi32_epi8(hi));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(args.lo + at), _mm512_cvtepi32_epi8(lo));
     args.run_sums[at / kRun] = _mm512_reduce_add_epi32(q);
+    const __m256i pairs = _mm256_maskz_madd_epi16(0x55, narrow, _mm256_shuffle_epi32(narrow, 0xb1));
+    args.pair_sums[at / kRun] = _mm512_reduce_add_epi32(_mm512_zextsi256_si512(pairs));
   }
 }
 

@@ -51,6 +51,12 @@ void QuantizeA16(const PrepareArgs& args, int64_t k, int64_t count, float* scale
              args.hi[k + i] = static_cast<int8_t>(hi);
              args.lo[k + i] = static_cast<int8_t>(q - 256 * hi);
            });
+  for (int64_t run = k; run < k + count; run += kLaneCols) {
+    uint32_t sum = 0;
+    for (int i = 0; i < kLaneCols; ++i)
+      if (i % 4 < 2) sum += static_cast<uint32_t>(args.q[run + i] * args.q[run + i + 2]);
+    args.pair_sums[run / kLaneCols] = static_cast<int32_t>(sum);
+  }
 }
 
 void QuantizeA8(const PrepareArgs& args, int64_t k, int64_t count, float* scale) {

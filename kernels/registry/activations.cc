@@ -90,6 +90,7 @@ void PreparedActivations::Reserve(int64_t max_rows, int64_t cols, int64_t segmen
   Grow(hi_, rows * padded);
   Grow(lo_, rows * padded);
   Grow(run_sums_, rows * padded / kLaneCols * sizeof(int32_t));
+  Grow(pair_sums_, rows * padded / kLaneCols * sizeof(int32_t));
   Grow(scales_, rows * Groups(cols, segment, kActivationGroup) * sizeof(float));
   Grow(a8_, rows * padded);
   Grow(a8_run_sums_, rows * padded / kLaneCols * sizeof(int32_t));
@@ -135,6 +136,7 @@ void PreparedActivations::PrepareSegments(int64_t row, int64_t begin, int64_t en
     args.hi = hi_.as<int8_t>() + at;
     args.lo = lo_.as<int8_t>() + at;
     args.run_sums = run_sums_.as<int32_t>() + run;
+    args.pair_sums = pair_sums_.as<int32_t>() + run;
     args.scales =
         scales_.as<float>() + row * groups_ + (aligned ? segment : 0) * groups_per_segment_;
   }
@@ -161,6 +163,7 @@ void PreparedActivations::ZeroPadding(int64_t row, int64_t from) {
       hi_.as<int8_t>()[at] = 0;
       lo_.as<int8_t>()[at] = 0;
       run_sums_.as<int32_t>()[at / kLaneCols] = 0;
+      pair_sums_.as<int32_t>()[at / kLaneCols] = 0;
     }
     if (forms_ & kFormA8) {
       a8_.as<int8_t>()[at] = 0;

@@ -66,6 +66,11 @@ class PreparedActivations {
   const int32_t* run_sums(int64_t row) const {
     return run_sums_.as<int32_t>() + row * (padded_cols_ / 16);
   }
+  // Of each run, the sum of q[i] q[i + 2] over the columns i of 4 i', 4 i' + 1 in lane order,
+  // modulo 2^32: linear_int_pairs_avx512.h. [padded_cols / 16].
+  const int32_t* pair_sums(int64_t row) const {
+    return pair_sums_.as<int32_t>() + row * (padded_cols_ / 16);
+  }
   const float* scales(int64_t row) const { return scales_.as<float>() + row * groups_; }
 
   // kFormA8, likewise. Its groups are of kA8Group columns.
@@ -85,7 +90,7 @@ class PreparedActivations {
           groups_ = 0, a8_groups_per_segment_ = 0, a8_groups_ = 0;
   unsigned forms_ = 0;
   const PrepareKernel* kernel_ = nullptr;
-  Buffer f32_, q_, hi_, lo_, run_sums_, scales_, a8_, a8_run_sums_, a8_scales_;
+  Buffer f32_, q_, hi_, lo_, run_sums_, pair_sums_, scales_, a8_, a8_run_sums_, a8_scales_;
 };
 
 }  // namespace bitshard

@@ -48,6 +48,7 @@ void AddActivations(const PreparedActivations& x, unsigned form, LinearArgs& arg
   args.a8 = x.a8(0);
   const bool a8 = form == kFormA8;
   args.run_sums = a8 ? x.a8_run_sums(0) : x.run_sums(0);
+  args.pair_sums = x.pair_sums(0);
   args.act_scales = a8 ? x.a8_scales(0) : x.scales(0);
   args.act_groups = a8 ? x.a8_groups() : x.groups();
   args.act_groups_per_segment = a8 ? x.a8_groups_per_segment() : x.groups_per_segment();

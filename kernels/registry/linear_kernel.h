@@ -38,6 +38,7 @@ struct LinearArgs {
   const int8_t* lo = nullptr;
   const int8_t* a8 = nullptr;
   const int32_t* run_sums = nullptr;
+  const int32_t* pair_sums = nullptr;
   const float* act_scales = nullptr;
   int64_t act_groups = 0, act_groups_per_segment = 0;
 

@@ -25,8 +25,9 @@ struct PrepareArgs {
   int16_t* q = nullptr;
   int8_t* hi = nullptr;
   int8_t* lo = nullptr;
-  int32_t* run_sums = nullptr;  // [ceil(cols / 16)]
-  float* scales = nullptr;      // segment i has its groups at + i * groups_per_segment
+  int32_t* run_sums = nullptr;   // [ceil(cols / 16)]
+  int32_t* pair_sums = nullptr;  // likewise
+  float* scales = nullptr;       // segment i has its groups at + i * groups_per_segment
   int64_t groups_per_segment = 0;
 
   int8_t* a8 = nullptr;

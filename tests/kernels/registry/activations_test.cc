@@ -40,6 +40,7 @@ void ExpectSame(const PreparedActivations& got, const PreparedActivations& expec
   EXPECT_TRUE(same(got.a8_scales(row), expected.a8_scales(row), got.a8_groups() * 4));
   if (!run_sums) return;
   EXPECT_TRUE(same(got.run_sums(row), expected.run_sums(row), cols / 16 * 4));
+  EXPECT_TRUE(same(got.pair_sums(row), expected.pair_sums(row), cols / 16 * 4));
   EXPECT_TRUE(same(got.a8_run_sums(row), expected.a8_run_sums(row), cols / 16 * 4));
 }
 

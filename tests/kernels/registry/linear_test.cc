@@ -140,6 +140,35 @@ TEST_P(LinearOnIsa, DISABLED_EveryKernelGivesTheBitsOfTheReferenceInEveryCase) {
   std::printf("%d runs compared\n", compared);
 }
 
+// Blocks of rows of x that are not full, behind full ones, by odd numbers of row tiles.
+TEST_P(LinearOnIsa, EveryNumberOfRowsGivesTheBitsOfTheReference) {
+  ThreadPool pool(1);
+  const Isa isa = GetParam();
+  constexpr uint64_t kN = 7 * 16, kK = 336;
+  const std::vector<float> x = RandomFloats(72 * kK, 21);
+  for (const PackedSpec& spec : {Q4Spec(kN, kK), Q8Spec(kN, kK), IntSpec(kN, kK, {5, 0})}) {
+    const PackedMatrix w = RandomMatrix(spec, 22);
+    for (const ActivationMode mode : kModes) {
+      for (const int64_t segment : {0, 48}) {
+        const unsigned form = FormOf(spec, mode);
+        const auto reference = BoundLinear::BindTo(Reference(form), w, mode, segment, 9);
+        ASSERT_TRUE(reference.ok()) << reference.status();
+        for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
+          if (kernel->form != form || kernel->isa != isa || IsReference(kernel->name)) continue;
+          const auto linear = BoundLinear::BindTo(*kernel, w, mode, segment, 9);
+          if (!linear.ok()) continue;
+          for (const int64_t m : {2, 5, 6, 7, 8, 47, 48, 49, 50, 51, 65, 66, 67, 72}) {
+            EXPECT_TRUE(RunBound(*linear, x, m, segment, isa, pool) ==
+                        RunBound(*reference, x, m, segment, Isa::kScalar, pool))
+                << linear->kernel() << " m=" << m << " segment=" << segment << " "
+                << spec.Describe();
+          }
+        }
+      }
+    }
+  }
+}
+
 // A rank may own a single segment: a head of 80 or 96 columns, or the shorter last one.
 TEST_P(LinearOnIsa, OneSegmentOfNoWholeTilesGivesTheBitsOfTheReference) {
   ThreadPool pool(1);
