@@ -22,8 +22,10 @@ void RunIntLinear(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) 
   constexpr int kTerms = Form::kTerms;
   const int cell_runs = EqualCellRuns(args, kActCols<kTerms>);
   if (args.m > kFewRows || cell_runs == 0) {
-    if (Form::kPairs && args.m < kPairRows)
-      return RunPanels<Bytes<2>, kBits>(args, cell_runs, tile_begin, tile_end);
+    if constexpr (Form::kPairs) {
+      if (args.m < kPairRows)
+        return RunPanels<Bytes<2>, kBits>(args, cell_runs, tile_begin, tile_end);
+    }
     return RunPanels<Form, kBits>(args, cell_runs, tile_begin, tile_end);
   }
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {

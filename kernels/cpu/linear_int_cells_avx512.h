@@ -11,9 +11,9 @@
 namespace bitshard {
 namespace {
 
-constexpr int kPanelTiles = 4;       // row tiles unpacked together
+constexpr int kPanelTiles = 4;       // row tiles of a panel
 constexpr int kStripTiles = 4;       // tiles of 64 columns unpacked together
-constexpr int kChunkRows = 64;       // rows of x that use them
+constexpr int kChunkRows = 64;       // rows of x that use a strip
 constexpr int kOffsetOf8Bits = 128;  // linear_int_pairs_avx512.h
 using IntStrip = Strip<kStripTiles>;
 constexpr int kMaxCells = IntStrip::kMaxCells;

@@ -14,7 +14,7 @@
 //
 // Blocks of 4 rows by 2 row tiles: 12 loads for 8 vpdpwssd and 16 additions. Of 2 x 4 and 2 x 2 the
 // loads bound it, 4 x 4 spills. Four pipes are the bound: a cell of 32 columns, 8 rows and 16
-// outputs has 64 vpdpwssd, 128 additions and 48 others, 116 cycles of Zen 4; in bytes it has 152.
+// outputs has 64 vpdpwssd, 128 additions and 40 others, 116 cycles of Zen 4; in bytes it has 152.
 #pragma once
 
 #include <cstdint>

@@ -195,9 +195,10 @@ PackedMatrix ProbeMatrix(Numbers& numbers, const PackedSpec& spec) {
   return std::move(builder).Build();
 }
 
-// Rows of x: one, a few, more than kernels keep in registers.
-constexpr int64_t kBatches[] = {1, 3, 7};
-constexpr int64_t kMaxBatch = 7;
+// Rows of x: one, a few, more than kernels keep in registers, and as many as the forms for very
+// many begin with, with a block that is not full.
+constexpr int64_t kBatches[] = {1, 3, 7, 19};
+constexpr int64_t kMaxBatch = 19;
 
 // Of columns in whole segments but for the last, and where `whole`, all at once too.
 void ProbeLinear(Numbers& numbers, uint64_t cols, int64_t segment, bool whole, Isa isa,

@@ -2,7 +2,8 @@
 // rows) streams weights from memory, prefill (many rows) is bound by arithmetic: `share_of_bound`
 // (bounds.h) says how near a kernel comes to what the machine reads or multiplies, measured in the
 // same run. `Read` and `VnniPeak` show the peaks themselves; two-term activations (a16) take two of
-// VnniPeak's multiply-adds a product.
+// VnniPeak's multiply-adds a product, but for kernels that multiply pairs of columns: their
+// additions bound them (linear_int_pairs_avx512.h), and they may come to 110 %.
 #include <cstring>
 #include <string>
 #include <utility>

@@ -60,6 +60,16 @@ const LinearKernel& Reference(unsigned form) {
   std::abort();
 }
 
+// All that a machine with that set may choose from.
+std::vector<const LinearKernel*> KernelsOf(unsigned form, Isa isa) {
+  std::vector<const LinearKernel*> kernels;
+  for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
+    if (kernel->form == form && kernel->isa == isa && !IsReference(kernel->name))
+      kernels.push_back(kernel);
+  }
+  return kernels;
+}
+
 // What depends on the machine says what it did not run and why.
 class LinearOnIsa : public testing::TestWithParam<Isa> {
  protected:
@@ -108,8 +118,7 @@ int CompareWithReference(Isa isa, uint32_t stride) {
             }
             const Result expected = RunBound(*reference, x, m, segment, Isa::kScalar, one);
             bool served = false;
-            for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
-              if (kernel->form != form || kernel->isa != isa || IsReference(kernel->name)) continue;
+            for (const LinearKernel* kernel : KernelsOf(form, isa)) {
               const auto bound = BoundLinear::BindTo(*kernel, w, mode, segment, 100);
               if (!bound.ok()) continue;
               served = true;
@@ -153,17 +162,19 @@ TEST_P(LinearOnIsa, EveryNumberOfRowsGivesTheBitsOfTheReference) {
         const unsigned form = FormOf(spec, mode);
         const auto reference = BoundLinear::BindTo(Reference(form), w, mode, segment, 9);
         ASSERT_TRUE(reference.ok()) << reference.status();
-        for (const LinearKernel* kernel : KernelRegistry<LinearKernel>::Get().all()) {
-          if (kernel->form != form || kernel->isa != isa || IsReference(kernel->name)) continue;
+        int served = 0;
+        for (const LinearKernel* kernel : KernelsOf(form, isa)) {
           const auto linear = BoundLinear::BindTo(*kernel, w, mode, segment, 9);
           if (!linear.ok()) continue;
-          for (const int64_t m : {2, 5, 6, 7, 8, 47, 48, 49, 50, 51, 65, 66, 67, 72}) {
+          ++served;
+          for (const int64_t m : {2, 5, 6, 7, 8, 15, 16, 17, 18, 19, 64, 65, 66, 67, 72}) {
             EXPECT_TRUE(RunBound(*linear, x, m, segment, isa, pool) ==
                         RunBound(*reference, x, m, segment, Isa::kScalar, pool))
                 << linear->kernel() << " m=" << m << " segment=" << segment << " "
                 << spec.Describe();
           }
         }
+        EXPECT_GE(served, isa == Isa::kAvx512Vnni && form == kFormA16 ? 2 : 1) << spec.Describe();
       }
     }
   }
@@ -178,17 +189,20 @@ TEST_P(LinearOnIsa, OneSegmentOfNoWholeTilesGivesTheBitsOfTheReference) {
     int64_t segment;
   };
   for (const Case& c : {Case{80, 80}, {96, 96}, {90, 96}, {112, 112}, {390, 400}}) {
-    const std::vector<float> x = RandomFloats(7 * c.k, 15);
+    const std::vector<float> x = RandomFloats(17 * c.k, 15);
     for (const PackedSpec& spec : {Q4Spec(17, c.k), Q8Spec(17, c.k), IntSpec(17, c.k, {3, 0})}) {
       const PackedMatrix w = RandomMatrix(spec, 16);
       for (const ActivationMode mode : kModes) {
         const auto reference =
             BoundLinear::BindTo(Reference(FormOf(spec, mode)), w, mode, c.segment, 9);
-        const auto linear = BoundLinear::Bind(w, mode, c.segment, 9, isa);
-        for (const int64_t m : {1, 2, 4, 7}) {
-          EXPECT_TRUE(RunBound(*linear, x, m, c.segment, isa, pool) ==
-                      RunBound(*reference, x, m, c.segment, Isa::kScalar, pool))
-              << linear->kernel() << " m=" << m << " k=" << c.k << " " << spec.Describe();
+        for (const LinearKernel* kernel : KernelsOf(FormOf(spec, mode), isa)) {
+          const auto linear = BoundLinear::BindTo(*kernel, w, mode, c.segment, 9);
+          if (!linear.ok()) continue;
+          for (const int64_t m : {1, 2, 4, 7, 17}) {
+            EXPECT_TRUE(RunBound(*linear, x, m, c.segment, isa, pool) ==
+                        RunBound(*reference, x, m, c.segment, Isa::kScalar, pool))
+                << linear->kernel() << " m=" << m << " k=" << c.k << " " << spec.Describe();
+          }
         }
       }
     }
@@ -369,17 +383,25 @@ TEST(Linear, RefusesMoreSegmentsThanTheMatrixHas) {
 TEST_P(LinearOnIsa, SegmentSumsOfEverySizeRoundAlike) {
   ThreadPool pool(1);
   const Isa isa = GetParam();
+  constexpr int64_t kMostRows = 19;
   const PackedMatrix w = RandomMatrix(Q4Spec(33, 200), 11);
   int poisoned = 0;
   for (const ActivationMode mode : kModes) {
     for (float scale = 1e-12f; scale < 1e12f; scale *= 10) {
-      const std::vector<float> x = RandomFloats(5 * 200, 12, scale);
+      std::vector<float> x = RandomFloats(kMostRows * 200, 12, scale);
+      x[(kMostRows - 1) * 200 + 70] = std::numeric_limits<float>::infinity();
       const auto reference =
           BoundLinear::BindTo(Reference(FormOf(w.spec(), mode)), w, mode, 64, 100);
-      const auto linear = BoundLinear::Bind(w, mode, 64, 100, isa);
-      const Result expected = RunBound(*reference, x, 5, 64, isa, pool);
-      EXPECT_TRUE(RunBound(*linear, x, 5, 64, isa, pool) == expected)
-          << linear->kernel() << " scale=" << scale;
+      const Result expected = RunBound(*reference, x, kMostRows, 64, isa, pool);
+      for (const int64_t m : {int64_t{5}, int64_t{11}, kMostRows}) {
+        const Result of_m = RunBound(*reference, x, m, 64, isa, pool);
+        for (const LinearKernel* kernel : KernelsOf(FormOf(w.spec(), mode), isa)) {
+          const auto linear = BoundLinear::BindTo(*kernel, w, mode, 64, 100);
+          if (!linear.ok()) continue;
+          EXPECT_TRUE(RunBound(*linear, x, m, 64, isa, pool) == of_m)
+              << linear->kernel() << " scale=" << scale << " m=" << m;
+        }
+      }
       for (const int64_t rows : expected.poison) poisoned += rows > 0 && rows < 4 * 33;
     }
   }
