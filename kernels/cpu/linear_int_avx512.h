@@ -13,8 +13,8 @@
 namespace bitshard {
 namespace {
 
-// Measured: at most these rows of x go through registers, and fewer than those in bytes, where
-// pairs do not earn what their unpacking costs more.
+// At most so many rows of x go through registers (measured), fewer than so many in bytes: of pairs
+// the dearer unpacking counts there. 16 is not settled (docs/decisions.md, 86).
 constexpr int kFewRows = 6, kPairRows = 16;
 
 template <int kBits, class Form>
