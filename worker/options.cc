@@ -50,13 +50,15 @@ ABSL_FLAG(std::string, pin, "auto",
           "auto: compute threads stay on CPUs of their own where the workers of this host fill all "
           "that they may use; off: the system places them");
 ABSL_FLAG(int, local_rank, 0,
-          "which of the workers on this host this is; a preference for the order of ranks, and "
-          "which CPUs are its own");
+          "which of the workers on this host this is: which CPUs are its own, which GPU with "
+          "--device=cuda, and a preference for the order of ranks");
 ABSL_FLAG(int, local_ranks, 1,
-          "how many workers share this host: default threads and memory are divided by it");
+          "how many workers share this host: default threads and memory are divided by it, and "
+          "/dev/shm must hold what NCCL wants for so many GPUs");
 ABSL_FLAG(
     std::string, collective, "auto",
-    "how this worker may meet the others in a step: shm (all on one host, shared memory), gloo "
+    "how a worker on a CPU may meet the others in a step (GPUs always take NCCL): shm (all on one "
+    "host, shared memory), gloo "
     "(TCP, also between hosts), auto (either: the coordinator takes shm where it can). All give "
     "the same bits");
 ABSL_FLAG(std::string, gloo_interface, "",
@@ -101,11 +103,11 @@ absl::Status CheckTarget(const std::string& target) {
   if (target.empty()) {
     return absl::InvalidArgumentError(
         "--coordinator is missing: give the host:port of the coordinator's fleet port, such as "
-        "--coordinator=127.0.0.1:7070 (it prints the address when it starts)");
+        "--coordinator=127.0.0.1:50052 (it prints the address when it starts)");
   }
   if (colon == std::string::npos || colon == 0 ||
       !absl::SimpleAtoi(target.substr(colon + 1), &port) || port < 1 || port > 65535) {
-    return BadFlag("coordinator", target, "give host:port, such as 10.0.0.5:7070 or [::1]:7070");
+    return BadFlag("coordinator", target, "give host:port, such as 10.0.0.5:50052 or [::1]:50052");
   }
   return absl::OkStatus();
 }

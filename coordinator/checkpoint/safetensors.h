@@ -2,7 +2,7 @@
 //
 // A file is u64 n (little-endian), n bytes of JSON, data. JSON: {"name": {"dtype": "BF16", "shape":
 // [..], "data_offsets": [begin, end]}, ..., "__metadata__": {..}}; offsets count from the start of
-// the data; rows in C order. docs/formats/safetensors.md).
+// the data; rows in C order. (github.com/huggingface/safetensors, "Format")
 #pragma once
 
 #include <cstdint>

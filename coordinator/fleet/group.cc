@@ -246,10 +246,17 @@ void Group::StartJoining(absl::Time now) {
   uint32_t poorest = 0;
   for (const auto& [connection, member] : members_) {
     if (!member.has_rank()) continue;
-    uint64_t own = member.loaded.max_cache_blocks();
+    const uint64_t room = member.loaded.max_cache_blocks();
     const uint64_t block_bytes = CacheBytesPerBlock(plans_[*member.rank], numerics_);
-    if (bytes && block_bytes > 0) own = std::min(own, *bytes / block_bytes);
-    if (own < blocks) {
+    uint64_t wanted = options_.kv_blocks.value_or(UINT32_MAX);
+    if (bytes && block_bytes > 0) wanted = std::min(wanted, *bytes / block_bytes);
+    if (room < wanted && (options_.kv_blocks || options_.kv_bytes)) {
+      LogWarning(
+          "fleet: event=cache_cut rank={} wanted_blocks={} room_blocks={} cause=\"this worker's "
+          "--memory leaves less than --kv-cache-bytes or --kv-blocks asks for\"",
+          *member.rank, wanted, room);
+    }
+    if (const uint64_t own = std::min(room, wanted); own < blocks) {
       blocks = own;
       poorest = *member.rank;
     }

@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 
 #include "coordinator/fleet/group.h"
 #include "kernels/base/log.h"
@@ -58,7 +59,11 @@ absl::StatusCode CodeOf(uint32_t wire) {
   return wire > 0 && wire <= 16 ? static_cast<absl::StatusCode>(wire) : absl::StatusCode::kUnknown;
 }
 
-std::string Short(const std::string& text) { return absl::CHexEscape(text.substr(0, 512)); }
+// Of another program, for a log line and for people: one line without control characters.
+std::string Short(const std::string& text) {
+  return absl::StrReplaceAll(absl::CHexEscape(text.substr(0, 512)),
+                             {{R"(\\)", R"(\\)"}, {R"(\')", "'"}});
+}
 
 }  // namespace
 
@@ -218,6 +223,8 @@ void Group::Unexpected(Member& member, const std::string& what, absl::Time now) 
 
 void Group::CheckSilence(absl::Time now) {
   std::vector<std::pair<ConnectionId, absl::Status>> lost;
+  // NCCL's abort may wait 2 s for a call of its own, and then for the device.
+  const absl::Duration quiesce_timeout = options_.quiesce_timeout * (OnGpus() ? 3 : 1);
   for (const auto& [connection, member] : members_) {
     if (member.phase == Member::Phase::kConnected) {
       if (now - member.phase_since > options_.register_timeout) {
@@ -232,7 +239,7 @@ void Group::CheckSilence(absl::Time now) {
               absl::FormatDuration(absl::Trunc(now - member.last_heard, absl::Milliseconds(100))),
               ": its process hangs or is stopped, or the network is cut")));
     } else if (member.phase == Member::Phase::kQuiescing &&
-               now - member.phase_since > options_.quiesce_timeout) {
+               now - member.phase_since > quiesce_timeout) {
       lost.emplace_back(connection, absl::DeadlineExceededError(
                                         "did not come to rest after the end of the epoch"));
     }

@@ -13,6 +13,12 @@ namespace {
 constexpr ServiceLevel kFirstBatchLevel = {.batch = true,
                                            .priority = std::numeric_limits<int32_t>::min()};
 
+// A rank is called hung when nothing moves for seconds (--stall-timeout), and attention over a long
+// context is one launch: a step reads no more than a whole budget of tokens at this context.
+// Longer ones come in shorter chunks, of at least so many tokens.
+constexpr uint64_t kContextOfWholeSteps = 32768;
+constexpr uint64_t kLeastChunk = 16;
+
 void Count(const ScheduledRow& row, int sign, StepLoad& load) {
   const uint32_t tokens = static_cast<uint32_t>(sign) * row.n_tokens;  // wraps, as it should
   (row.is_decode() ? load.decode_rows : load.prefill_tokens) += tokens;
@@ -263,7 +269,11 @@ void Scheduler::Preempt(Sequence* victim, StepSchedule& step) {
 uint32_t Scheduler::ChunkOf(const Sequence& sequence, const PrefillLimit* limit,
                             const StepSchedule& step) const {
   const uint32_t left = limits_.token_budget - step.tokens;
-  const uint32_t chunk = std::min({sequence.pending(), left, limits_.max_chunk.value_or(left)});
+  uint32_t chunk = std::min({sequence.pending(), left, limits_.max_chunk.value_or(left)});
+  const uint64_t reads = limits_.token_budget * kContextOfWholeSteps;
+  const uint64_t reads_left = reads - std::min(reads, step.load.context_tokens);
+  const uint64_t fit = reads_left / std::max<uint64_t>(sequence.computed + chunk, 1);
+  chunk = static_cast<uint32_t>(std::min<uint64_t>(chunk, std::max(fit, kLeastChunk)));
   if (limit == nullptr || step.load.decode_rows == 0) return chunk;
   return std::min(chunk, (*limit)(step.load, sequence.computed));
 }

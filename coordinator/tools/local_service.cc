@@ -72,6 +72,12 @@ absl::StatusOr<LocalServiceOptions> LocalServiceOptionsFromFlags(const std::stri
   }
   options.threads = absl::GetFlag(FLAGS_threads);
   options.device = absl::GetFlag(FLAGS_device);
+  if (options.workers > 1 && absl::StrContains(options.device, ':')) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--device=", options.device, " is one device, and each of --workers=", options.workers,
+        " needs its own: --device=", options.device.substr(0, options.device.find(':')),
+        " gives each worker the next one"));
+  }
   options.activations = absl::GetFlag(FLAGS_activations);
   options.kv_cache_dtype = absl::GetFlag(FLAGS_kv_cache_dtype);
   options.deterministic = absl::GetFlag(FLAGS_deterministic);

@@ -307,6 +307,8 @@ const RegisterVerb kRegistered({
         "says why not)\n"
         "  --require-kernels=fast   refuse to start when anything would run on a fallback kernel "
         "(any: report it)\n"
+        "  --bin-dir=FOLDER      where bitshard-coordinator and bitshard-worker are (beside this "
+        "program)\n"
         "  --metrics-port=PORT   Prometheus page (a free port, printed)\n"
         "  --served-model-name=NAME   name for requests (the checkpoint's)\n"
         "  --log-level=LEVEL     debug, info, warning, error (warning on a terminal, else info)\n"

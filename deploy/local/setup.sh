@@ -242,7 +242,7 @@ nccl() {
   fi
   folder="$BITSHARD_CACHE/$name-2.30.7"
   [[ "${BITSHARD_CUDA:-}" == on || -d "$folder" ]] || folder="$BITSHARD_CACHE/${name/nccl/nccl-headers}-2.30.7"
-  fetch_wheels "$folder" "206 MB" "$wheel"
+  fetch_wheels "$folder" "200 to 220 MB" "$wheel"
   [[ "$folder" == */"$name"-2.30.7 ]] || rm -rf "$folder/nvidia/nccl/lib"
   printf '%s\n%s\n' "$folder/nvidia/nccl/include" "$folder/nvidia/nccl/lib"
 }

@@ -17,6 +17,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -201,8 +202,9 @@ class CtInt final : public WeightFormat {
           absl::StrCat("[", rows, ", ", cols, "] is no size for ", name()));
     }
     if (p_.group != 0 && cols % p_.group != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(cols, " columns are no multiple of the group size ", p_.group));
+      return absl::InvalidArgumentError(absl::StrCat(
+          cols, " columns are no multiple of the group size ", p_.group, "; a group of ",
+          std::gcd(cols, uint64_t{p_.group}), " would divide them, and 0 is one scale a row"));
     }
     const uint64_t groups = p_.group == 0 ? 1 : cols / p_.group;
     switch (part) {

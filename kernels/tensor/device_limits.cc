@@ -35,8 +35,10 @@ absl::Status ExplainMemory(const DeviceFacts& facts, const DeviceMemory& memory,
   if (sum <= memory.free_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       facts.kind, ":", facts.index, " (", facts.name, "): weights ", Gib(need.weight_bytes),
-      " + KV cache ", Gib(need.kv_bytes), " + workspace ", Gib(need.workspace_bytes), " = ",
-      Gib(sum), " > ", Gib(memory.free_bytes), " free of ", Gib(memory.total_bytes),
+      sum == need.weight_bytes ? std::string(" alone")
+                               : absl::StrCat(" + KV cache ", Gib(need.kv_bytes), " + workspace ",
+                                              Gib(need.workspace_bytes), " = ", Gib(sum)),
+      " > ", Gib(memory.free_bytes), " free of ", Gib(memory.total_bytes),
       " (the rest is taken, or kept back by --memory), ", Gib(sum - memory.free_bytes),
       " are missing; try ",
       need.weight_bytes > memory.free_bytes

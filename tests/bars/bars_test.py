@@ -68,6 +68,12 @@ class ReadingIsRight(unittest.TestCase):
                 row, = kernel_figures.table("kernels/cuda/small.cu", sass.replace("HMMA.16816.F32", opcode), PTXAS)
                 self.assertEqual(row["loop_closing"], closing)
 
+    def test_products_that_wait_for_each_other_are_an_error(self):
+        warning = ("ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+                   "insufficient register resources\n")
+        with self.assertRaisesRegex(SystemExit, "wait for each other"):
+            kernel_figures.table("x.cu", SASS, warning + PTXAS)
+
     def test_a_kernel_that_ptxas_did_not_name_is_an_error(self):
         with self.assertRaises(SystemExit):
             kernel_figures.table("kernels/cuda/small.cu", SASS, "")

@@ -197,6 +197,8 @@ def code_figures(code):
 
 def table(source, sass, ptxas):
     """[{column: value}], sorted. A kernel that only one of the two knows is an error."""
+    if "instructions are serialized" in ptxas:
+        sys.exit(f"{source}: ptxas lets wgmma instructions wait for each other, see its log")
     functions, resources = read_sass(sass), read_ptxas(ptxas)
     if set(functions) != set(resources):
         sys.exit(f"{source}: ptxas and cuobjdump name different kernels: {sorted(set(functions) ^ set(resources))}")

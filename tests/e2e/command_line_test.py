@@ -291,8 +291,9 @@ class CommandLineTest(unittest.TestCase):
 
     def test_bad_flags_end_the_start_with_a_hint(self):
         model = golden_model("tiny-llama-q")
-        for flag, word in (("--activations=a99", "a16"), ("--kv-cache-dtype=int3", "bf16"), ("--workers=0", "1 to 64")):
-            result = serve(model, flag)
+        for flag, word in (("--activations=a99", "a16"), ("--kv-cache-dtype=int3", "bf16"), ("--workers=0", "1 to 64"),
+                           ("--device=cuda:0 --workers=2", "--device=cuda gives each")):
+            result = serve(model, *flag.split())
             self.assertNotEqual(result.returncode, 0, flag)
             self.assertIn(word, result.stderr, flag)
 

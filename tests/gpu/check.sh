@@ -2,13 +2,16 @@
 # What a machine with an NVIDIA GPU must confirm, in one command of at most 9 minutes. Runs from the unpacked bundle:
 #
 #   bazel build --config=cuda //tests/gpu:bundle        (where the build is)
-#   tar -xzf bundle.tar.gz && bundle/check.sh [--seconds=N] [OUT]   (where the GPU is)
+#   tar -xzf bundle.tar.gz && bundle/check.sh [--seconds=N] [OUT]   (where the GPU is: Linux on x86-64)
+#
+# Of several GPUs it takes the first, or the first of CUDA_VISIBLE_DEVICES: nvidia-smi's number of it, or its UUID.
 #
 # OUT (default ./gpu-check) gets few files, written as it goes: summary.txt, phases.log (all that the phases print),
-# ceilings.json, kernels.tsv, ptx.bin, roofline.tsv, counters.tsv, e2e.json. Each phase has its time limit; one that fails does
-# not stop the next. The last lines printed are the summary; exit status 1 if a phase failed. --seconds (535; 240 is the least):
-# with less than 535 what matters least is left out: ncu, the services, NCCL, two of the sanitizers, many tokens. --dry-run
-# prints the phases, their limits and commands, and runs nothing.
+# ceilings.json, kernels.tsv, ptx.bin, roofline.tsv, counters.tsv, e2e.json; those of an earlier run go first. Each
+# phase has its time limit; one that fails does not stop the next, but without a GPU there is no next. The last lines
+# printed are the summary; exit status 1 if a phase failed. Ctrl-C ends it at once. --seconds (535; 240 is the least):
+# with less than 535 what matters least is left out: ncu, the services, NCCL, two of the sanitizers, many tokens.
+# --dry-run prints the phases, their limits and commands, and runs nothing. --help prints this.
 #
 # No clock, power or MIG setting is touched; no root, no network. Needs glibc and the driver; of the machine's own it takes what
 # there is: compute-sanitizer, ncu, libcublas, libnccl. What is missing is said, and its phases are skipped.
@@ -23,7 +26,8 @@ for word in "$@"; do
   case "$word" in
     --seconds=*) seconds="${word#*=}" ;;
     --dry-run) dry=1 ;;
-    -*) echo "error: $word: the options are --seconds=N and --dry-run" >&2; exit 2 ;;
+    -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -*) echo "error: $word: the options are --seconds=N, --dry-run and --help" >&2; exit 2 ;;
     *) out="$word" ;;
   esac
 done
@@ -34,13 +38,53 @@ fi
 seconds=$((10#$seconds))
 out="${out:-$PWD/gpu-check}"
 failures=0
+phase=  # the one that runs
 phase_offset=0
+
+# One card for CUDA and nvidia-smi, whose order is that of the PCI bus.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+card="${CUDA_VISIBLE_DEVICES:-0}"
+card="${card%%,*}"
+[[ "$card" != MIG-* ]] || card=  # a part of a card: nvidia-smi is not asked for those
+
+# The phase that runs ends, with all that it has started, and no other begins.
+stop() {  # SIGNAL EXIT_STATUS
+  local pid tries text="stopped by $1 after $SECONDS s${phase:+, in the phase $phase}; what it has so far is in $out"
+  trap '' HUP INT PIPE TERM
+  exec 2> /dev/null  # bash would say whom it killed
+  for pid in $(jobs -rp); do  # a phase's timeout, which leads the phase's group; nvidia-smi
+    kill -TERM "$pid" || true
+    for ((tries = 0; tries < 30; ++tries)); do
+      kill -0 -- "-$pid" || break
+      sleep 0.1
+    done
+    kill -KILL -- "-$pid" || true
+  done
+  echo "$text" >> "$out/summary.txt"
+  echo "$text" || true
+  exit "$2"
+}
 
 if ((dry)); then
   work=WORK
   printf 'phase\tlimit s\tcommand\n'
 else
+  if [[ ! -e "$here/rest.tar.xz" && ! -d "$here/bin" ]]; then
+    echo "error: $here is not the unpacked bundle; check.sh runs from that:" \
+      "bazel build --config=cuda //tests/gpu:bundle, then tar -xzf bazel-bin/tests/gpu/bundle.tar.gz -C /tmp" \
+      "and /tmp/bundle/check.sh" >&2
+    exit 2
+  fi
+  if [[ "$(uname -m)" != x86_64 ]]; then
+    echo "error: the programs of the bundle are for x86-64, and this machine is $(uname -m)" >&2
+    exit 1
+  fi
   if [[ -e "$here/rest.tar.xz" ]]; then  # the first run
+    if [[ ! -w "$here" ]]; then
+      echo "error: cannot write to $here, where the first run unpacks the rest:" \
+        "unpack the bundle in a folder of yours" >&2
+      exit 1
+    fi
     if ! "$here/libc/ld-linux-x86-64.so.2" --library-path "$here/libc" "$here/libc/xz" -dc "$here/rest.tar.xz" |
       tar --no-same-owner -C "$here" -xf -; then
       echo "error: cannot unpack $here/rest.tar.xz: it needs 250 MB there" >&2
@@ -54,9 +98,13 @@ else
   holder=$!
   trap 'kill "$holder" 2> /dev/null || true; rm -rf "$work"' EXIT
   mkdir -p "$out" || exit 1
+  trap 'stop SIGHUP 129' HUP
+  trap 'stop SIGINT 130' INT
+  trap 'stop SIGTERM 143' TERM
   : > "$out/summary.txt"
   : > "$out/phases.log"
-  rm -f "$out/e2e.json"  # phase 6 appends
+  # No phase takes an earlier run's for its own.
+  rm -f "$out"/{ceilings.json,kernels.tsv,kernels_in_order.tsv,ptx.bin,roofline.tsv,counters.tsv,e2e.json}
 fi
 
 # A line of the summary: PHASE VERDICT SECONDS TEXT.
@@ -87,9 +135,13 @@ t() {
     return 0
   fi
   ((limit <= left)) || limit=$left
+  phase="$name"
   phase_offset="$(stat -c %s "$out/phases.log")"
   printf '==== %s: at most %s s: %s\n' "$name" "$limit" "$*" >> "$out/phases.log"
-  timeout -k 3 "$limit" "$@" < /dev/null >> "$out/phases.log" 2>&1 || status=$?
+  # Bash tends to signals while it waits for a job, not while a command runs.
+  timeout -k 3 "$limit" "$@" < /dev/null >> "$out/phases.log" 2>&1 &
+  wait "$!" || status=$?
+  phase=
   if ((status == 124 || status == 137)); then
     verdict="TIMED OUT"
   elif ((status != 0)) && [[ -n "$forgive" ]] && phase_says "$forgive"; then
@@ -150,7 +202,8 @@ runner() {
 runner
 if ((!dry)); then
   status=0
-  timeout -k 3 20 "${run[@]}" "$here/bin/faults" > "$work/start.log" 2>&1 || status=$?
+  timeout -k 3 20 "${run[@]}" "$here/bin/faults" < /dev/null > "$work/start.log" 2>&1 &
+  wait "$!" || status=$?
   if ((status != 2)); then  # its usage
     cat "$work/start.log" >> "$out/phases.log"
     too_old=1
@@ -162,16 +215,25 @@ short=$((seconds < whole))
 
 # ---- 0: the machine, and what it can do at most: all later shares are of these rates.
 t machine 10 bash -c 'uname -srm; ldd --version | head -n 1; sha256sum "$1"/bin/* | sha256sum | cut -c 1-16; exec "${@:2}"' \
-  machine "$here" nvidia-smi --id=0 --format=csv,noheader \
+  machine "$here" nvidia-smi ${card:+"--id=$card"} --format=csv,noheader \
   --query-gpu=driver_version,memory.total,clocks.max.sm,compute_cap,mig.mode.current,name
 cublas=
 ((dry)) || cublas="$(find_library libcublas.so.13 libcublas.so.12)"
 t ceilings 20 "${run[@]}" "$here/bin/ceilings" "$out/ceilings.json" ${cublas:+"$cublas"}
+no_gpu='no CUDA device|cudaDriverGetVersion: |cudaGetDeviceCount: '  # of what OpenDevice says
+if ((!dry && !passed)) && phase_says "$no_gpu"; then
+  why="$(grep -m 1 -iE "$no_gpu" <(phase_log) | sed -E 's/^error: ([A-Z_]+: )?//')"
+  echo "no GPU that CUDA can use: $why" | tee -a "$out/summary.txt"
+  exit 1
+fi
 
 # ---- 1: the kernel tests of continuous integration, same seeds, against the same references; then each kernel, and shapes of
 # a model's layers, beside the emulator's results.
 t kernels 40 "${run[@]}" "$here/bin/kernels_on_gpu"
 t cases 20 "${run[@]}" "$here/bin/kernel_cases" compare "$here/cases_emulated.bin" "$out/kernels.tsv" small calibration large
+# Is it that launches begin before the one ahead has ended?
+((passed || dry)) || t cases_in_order 20 env BITSHARD_EARLY_LAUNCH=0 "${run[@]}" "$here/bin/kernel_cases" compare \
+  "$here/cases_emulated.bin" "$out/kernels_in_order.tsv" small calibration large
 
 # ---- 2: every PTX wrapper on random registers, against the emulator's results.
 t ptx 12 "${run[@]}" "$here/bin/ptx_vectors" compare "$here/ptx_emulated.bin" "$out/ptx.bin"

@@ -7,9 +7,11 @@ import glob
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
+import time
 import unittest
 
 import case_report
@@ -17,6 +19,12 @@ import case_report
 HERE = "tests/gpu"
 FILES = ["check.sh", "same_answer.sh"]
 PACKED_LIMIT = 30000000  # bytes; the project's own
+
+FILES_OF_A_RUN = ["ceilings.json", "kernels.tsv", "ptx.bin", "roofline.tsv", "counters.tsv", "e2e.json"]
+
+# What ceilings prints where there is no GPU; kernels/cuda/device_cuda.cc.
+NO_GPU = ("no CUDA device: no NVIDIA driver is loaded here. Install one (nvidia-smi must work), give the container devices "
+          "(docker run --gpus all; Kubernetes: resources.limits nvidia.com/gpu), or use --device=cpu or --device=auto")
 
 # What a stub does besides noting its call in $CALLS; bash, "$@" are its arguments.
 GOOD = {
@@ -75,6 +83,7 @@ fi""",
 echo "	libnccl.so.2 (libc6,x86-64) => /fake/libnccl.so.2"
 echo "	libcublas.so.13 (libc6,x86-64) => /fake/libcublas.so.13\"""",
     "tools/python3": "exit 1",
+    "tools/cmp": "exit 127",  # as if there were none
     # One phase has less time than check.sh gives it: the one that hangs.
     "tools/timeout": """
 if [[ "$*" == *bin/ptx_vectors* ]]; then set -- "$1" "$2" 3 "${@:4}"; fi
@@ -93,6 +102,10 @@ class Bundle:
             os.mkdir(os.path.join(self.folder, folder))
         self.calls_path = os.path.join(self.folder, "calls")
         self.out = os.path.join(self.folder, "out")
+        self.scratch = os.path.join(self.folder, "scratch")
+        os.mkdir(self.scratch)
+        self.environment = {"PATH": self.folder + "/tools:/usr/bin:/bin", "CUDA_HOME": "/nowhere", "HOME": self.folder,
+                            "TMPDIR": self.scratch}
         for name, does in {**GOOD, **(changes or {})}.items():
             if does is not None:
                 path = os.path.join(self.folder, name)
@@ -100,11 +113,16 @@ class Bundle:
                     file.write(f'#!/bin/bash\nCALLS={self.calls_path}\necho "{name} $*" >> "$CALLS"\n{does}\n')
                 os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
 
-    def run(self, *args):
-        environment = {"PATH": self.folder + "/tools:/usr/bin:/bin", "CUDA_HOME": "/nowhere", "HOME": self.folder}
-        done = subprocess.run([self.folder + "/check.sh", *args, self.out], env=environment, check=False, timeout=120,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def run(self, *before, **environment):
+        done = subprocess.run([*before, self.folder + "/check.sh", self.out], env={**self.environment, **environment},
+                              check=False, timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return done.returncode, done.stdout
+
+    def start(self):
+        """check.sh as a terminal would start it: in a process group of its own, which Ctrl-C is for."""
+        return subprocess.Popen([self.folder + "/check.sh", self.out], env=self.environment, start_new_session=True,
+                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def verdicts(self):
         """{phase: (verdict, the whole line)} of summary.txt."""
@@ -121,6 +139,19 @@ class Bundle:
 
     def calls(self, program):
         return [line for line in self.text("calls").splitlines() if line.startswith(program)]
+
+
+def ends(process):
+    """Whether it is gone, or soon is; one that nobody has waited for yet is."""
+    for _ in range(200):
+        try:
+            with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def phases(*args):
@@ -164,6 +195,41 @@ class DryRun(unittest.TestCase):
                                   stderr=subprocess.PIPE, text=True)
             self.assertEqual(done.returncode, 2, words)
             self.assertIn("error: " + words[0], done.stderr)
+
+
+class Refusal(unittest.TestCase):
+    """Where it cannot run."""
+
+    def test_outside_the_bundle_it_says_how_to_get_one(self):
+        folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        done = subprocess.run([HERE + "/check.sh", folder + "/out"], check=False, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertRegex(done.stderr, r"^error: .* not the unpacked bundle.* bazel build --config=cuda //tests/gpu:bundle")
+        self.assertEqual(os.listdir(folder), [])
+
+    def test_help_is_its_head_comment(self):
+        for word in ("--help", "-h"):
+            done = subprocess.run([HERE + "/check.sh", word], check=True, stdout=subprocess.PIPE, text=True)
+            self.assertTrue(done.stdout.startswith("What a machine with an NVIDIA GPU must confirm"), done.stdout)
+            self.assertIn("\n  tar -xzf bundle.tar.gz && bundle/check.sh ", done.stdout)
+            self.assertTrue(done.stdout.endswith("its phases are skipped.\n"), done.stdout)
+
+    def test_a_machine_of_another_kind_is_named(self):
+        code, text = Bundle({"tools/uname": "echo aarch64"}).run()
+        self.assertEqual(code, 1)
+        self.assertEqual(text, "error: the programs of the bundle are for x86-64, and this machine is aarch64\n")
+
+    def test_a_folder_that_cannot_be_written_is_named(self):
+        bundle = Bundle()
+        with open(bundle.folder + "/rest.tar.xz", "w", encoding="utf-8"):
+            pass
+        os.chmod(bundle.folder, 0o555)
+        # Root may write everywhere, unless it gives that up.
+        code, text = bundle.run(*(["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []))
+        os.chmod(bundle.folder, 0o755)
+        self.assertEqual(code, 1)
+        self.assertRegex(text, rf"^error: cannot write to {bundle.folder}, .*\n$")
 
 
 class Pack(unittest.TestCase):
@@ -256,20 +322,75 @@ class Run(unittest.TestCase):
     def test_what_fails_or_hangs_does_not_stop_the_next(self):
         bundle = Bundle({"bin/kernels_on_gpu": "echo '2 FAILED TESTS'; exit 1", "bin/ceilings": "exit 3",
                          "bin/ptx_vectors": "sleep 100", "tools/compute-sanitizer": "exit 0",
-                         "bin/bitshard": 'echo "no such device"; exit 1'})
+                         "bin/bitshard": 'echo "no such device"; exit 1',
+                         "bin/kernel_cases": '[ "$1" != compare ] || [ "$BITSHARD_EARLY_LAUNCH" = 0 ]'})
+        os.mkdir(bundle.out)
+        for name in FILES_OF_A_RUN:
+            with open(os.path.join(bundle.out, name), "w", encoding="utf-8") as file:
+                file.write("of an earlier run\n")
         code, text = bundle.run()
         self.assertEqual(code, 1)
         verdicts = bundle.verdicts()
         # A planted fault that is not reported fails, too.
         wrong = {name for name, (verdict, _) in verdicts.items() if verdict != "ok"}
         self.assertEqual({name for name in wrong if not name.startswith("e2e")},
-                         {"kernels", "ceilings", "ptx", "answer", "planted_memcheck", "planted_racecheck",
+                         {"kernels", "cases", "ceilings", "ptx", "answer", "planted_memcheck", "planted_racecheck",
                           "planted_initcheck"}, text)
         self.assertIn("2 FAILED TESTS (exit status 1)", verdicts["kernels"][1])
         self.assertIn("it printed nothing (exit status 3)", verdicts["ceilings"][1])
+        self.assertEqual(verdicts["cases_in_order"][0], "ok")
         self.assertEqual(verdicts["ptx"][0], "TIMED OUT")
         self.assertIn("no answer on cpu: no such device", verdicts["answer"][1])
         self.assertTrue(text.endswith(f"{len(wrong)} phases failed\n"), text)
+        # Nor is a file of an earlier run left for later phases.
+        self.assertFalse(os.path.exists(bundle.out + "/ceilings.json"))
+        for name in os.listdir(bundle.out):
+            self.assertNotIn("of an earlier run", bundle.text("out/" + name), name)
+
+    def test_without_a_gpu_it_says_why_and_stops(self):
+        bundle = Bundle({"bin/ceilings": f"echo 'error: FAILED_PRECONDITION: {NO_GPU}' >&2; exit 1",
+                         "tools/nvidia-smi": "exit 9"})
+        code, text = bundle.run()
+        self.assertEqual(code, 1)
+        self.assertTrue(text.endswith(f"\nno GPU that CUDA can use: {NO_GPU}\n"), text)
+        self.assertEqual(text, bundle.text("out/summary.txt"))
+        self.assertEqual(list(bundle.verdicts()), ["machine", "ceilings"])
+
+    def test_the_machine_phase_asks_for_the_card_that_cuda_takes(self):
+        for visible, asked in (({}, "--id=0 "), ({"CUDA_VISIBLE_DEVICES": "GPU-17,0"}, "--id=GPU-17 "),
+                               ({"CUDA_VISIBLE_DEVICES": "MIG-5"}, "")):
+            bundle = Bundle({"bin/ceilings": f'echo "error: order $CUDA_DEVICE_ORDER; {NO_GPU}"; exit 1'})
+            _, text = bundle.run(**visible)
+            self.assertIn("order PCI_BUS_ID", text)
+            self.assertTrue(any(call.startswith(f"tools/nvidia-smi {asked}--format") for call in bundle.calls("tools")),
+                            (visible, bundle.calls("tools")))
+
+    def test_a_signal_ends_it_and_all_that_it_started(self):
+        for number, code, deaf in ((signal.SIGINT, 130, ""), (signal.SIGTERM, 143, "trap '' TERM; ")):
+            bundle = Bundle({
+                "bin/kernels_on_gpu": f"""
+({deaf}echo "$BASHPID" > "$CALLS.new"; mv "$CALLS.new" "$CALLS.child"; exec sleep 1000) &
+wait""",
+                "tools/nvidia-smi": """
+[[ $1 != -l ]] || { echo "$BASHPID" > "$CALLS.holder"; exec sleep 1000; }
+echo H200"""})
+            run = bundle.start()
+            while not os.path.exists(bundle.calls_path + ".child"):
+                self.assertIsNone(run.poll())
+                time.sleep(0.05)
+            if number == signal.SIGINT:
+                os.killpg(run.pid, number)
+            else:
+                run.send_signal(number)
+            text, _ = run.communicate(timeout=60)
+            self.assertEqual(run.returncode, code, text)
+            self.assertRegex(text, rf"\nstopped by {number.name} after \d+ s, in the phase kernels; .* in {bundle.out}\n$")
+            self.assertEqual(text, bundle.text("out/summary.txt"))  # no word more
+            self.assertEqual(list(bundle.verdicts()), ["machine", "ceilings"])
+            self.assertTrue({"ceilings.json", "phases.log", "summary.txt"} <= set(os.listdir(bundle.out)))
+            self.assertEqual(os.listdir(bundle.scratch), [])
+            for name in ("calls.child", "calls.holder"):
+                self.assertTrue(ends(int(bundle.text(name))), name)
 
     def test_tools_that_the_machine_does_not_support_are_skipped_and_the_roofline_gets_their_time(self):
         bundle = Bundle({"tools/compute-sanitizer": "echo '========= Error: Device not supported'; exit 1",

@@ -74,6 +74,8 @@ class DeviceCollective : public Collective {
   // Pinned host memory in which the device says how far a step has come, so that a long one is not
   // taken for one that hangs. Read during calls and Await; null: none.
   virtual void SetProgressWord(const uint64_t* /*word*/) {}
+  // The epoch has begun: what its steps use has been used once, with all connections made.
+  virtual void SetConnected() {}
 
   DeviceCollective* device_collective() final { return this; }
 };
@@ -90,6 +92,8 @@ struct DeviceGroup {
   // What an operation may take, the waiting for other ranks included; of a step with a progress
   // word, what it may take from one change to the next. Zero: kDefaultOperationTimeout.
   absl::Duration operation_timeout;
+  // The same until SetConnected, where it is longer.
+  absl::Duration connect_timeout;
 };
 
 // The coordinator's own patience with a step (--stall-timeout, 4 s) and some more: it sees all
@@ -121,7 +125,8 @@ std::vector<std::string> DeviceCollectives(const std::string& device_kind);
 std::string DeviceIdentity(const Device& device);
 
 // What sums lack between ranks on the first `ranks` devices of this host, of which `device` is one
-// (if it is none: on all devices); for the log. "" = nothing.
+// (if it is none: on all devices), or may lack where this process sees fewer; for the log. "" =
+// nothing.
 std::string PeerWarning(const Device& device, int ranks);
 
 struct DeviceCollectiveLibrary {

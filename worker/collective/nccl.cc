@@ -213,6 +213,7 @@ class NcclCollective final : public DeviceCollective {
   }
 
   void SetProgressWord(const uint64_t* word) override { watchdog_->SetProgressWord(word); }
+  void SetConnected() override { watchdog_->SetConnected(); }
 
   void Abort() override { watchdog_->Abort(); }
 
@@ -231,6 +232,7 @@ class NcclCollective final : public DeviceCollective {
     options.operation_timeout = group.operation_timeout == absl::ZeroDuration()
                                     ? kDefaultOperationTimeout
                                     : group.operation_timeout;
+    options.connect_timeout = group.connect_timeout;
     options.advice = NcclAdvice();
     options.error = [this] {
       if (!nccl_mu_.TryLock()) return absl::OkStatus();  // the step thread sees it
@@ -241,6 +243,7 @@ class NcclCollective final : public DeviceCollective {
       return absl::InternalError(DescribeNccl("found by the watchdog", state, communicator));
     };
     options.abort = [this] {
+      (void)cudaSetDevice(device_.facts().index);  // this thread's, else the first one's context
       const ncclResult_t aborted = ncclCommAbort(communicator_.exchange(nullptr));
       if (aborted != ncclSuccess && aborted != ncclInProgress)
         LogWarning("nccl: the abort failed: {}", ncclGetErrorString(aborted));

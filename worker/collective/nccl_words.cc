@@ -41,6 +41,12 @@ std::string NcclPeerWarning(const Device& device, int ranks) {
     if (cudaDeviceCanAccessPeer(&reaches, index, other) != cudaSuccess) cudaGetLastError();
     if (reaches == 0) unreached.push_back(absl::StrCat("cuda:", other));
   }
+  if (unreached.empty() && count < ranks) {
+    return absl::StrCat("cuda:", index, " is one of ", count, " that this process sees, for ",
+                        ranks,
+                        " ranks on this host: where it does not reach the memory of the others "
+                        "(P2P), sums go through the host's memory and need room in /dev/shm");
+  }
   if (unreached.empty()) return "";
   return absl::StrCat(
       "cuda:", index, " has no direct access (P2P) to ", absl::StrJoin(unreached, ", "),

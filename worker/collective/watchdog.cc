@@ -11,7 +11,10 @@
 
 namespace bitshard {
 
-Watchdog::Watchdog(Options options) : options_(std::move(options)), thread_([this] { Loop(); }) {}
+Watchdog::Watchdog(Options options)
+    : options_(std::move(options)),
+      timeout_(std::max(options_.operation_timeout, options_.connect_timeout)),
+      thread_([this] { Loop(); }) {}
 
 Watchdog::~Watchdog() {
   {
@@ -65,6 +68,11 @@ void Watchdog::SetProgressWord(const uint64_t* word) {
   progress_word_ = word;
 }
 
+void Watchdog::SetConnected() {
+  absl::MutexLock lock(&mu_);
+  timeout_ = options_.operation_timeout;
+}
+
 absl::Status Watchdog::status() const {
   absl::MutexLock lock(&mu_);
   return fired_;
@@ -80,7 +88,7 @@ void Watchdog::Fire(const absl::Status& why) {
 }
 
 void Watchdog::StartTimer() {
-  deadline_ = options_.now() + options_.operation_timeout;
+  deadline_ = options_.now() + timeout_;
   progress_ = Progress();
 }
 
@@ -104,7 +112,7 @@ void Watchdog::Loop() {
     if (!found.ok()) Fire(Why(found.message()));
     if (deadline_ != absl::InfiniteFuture() && Progress() != progress_) StartTimer();
     if (options_.now() >= deadline_) {
-      Fire(Why(absl::StrCat("not over within ", absl::FormatDuration(options_.operation_timeout),
+      Fire(Why(absl::StrCat("not over within ", absl::FormatDuration(timeout_),
                             ": another rank is gone, hangs or does something else")));
     }
     const auto woken = [this]()

@@ -34,6 +34,8 @@ class Watchdog {
     std::string communicator;  // "nccl communicator bitshard-...", for people
     int rank = 0;
     absl::Duration operation_timeout;
+    // Until SetConnected: a library makes its connections at the first use of each. Zero: the same.
+    absl::Duration connect_timeout;
     std::string advice;  // what to try, at the end of each error
     // What the library has found: OK, or what is wrong. On the watchdog's thread.
     std::function<absl::Status()> error;
@@ -61,6 +63,8 @@ class Watchdog {
   // Whoever else writes it does so atomically. Read between Enter and Leave, BeginWait and EndWait;
   // null: none.
   void SetProgressWord(const uint64_t* word);
+  // What steps will use has been used.
+  void SetConnected();
 
   // Any thread. OK, or why the communicator has ended.
   absl::Status status() const;
@@ -82,6 +86,7 @@ class Watchdog {
   const Options options_;
 
   mutable absl::Mutex mu_;
+  absl::Duration timeout_ ABSL_GUARDED_BY(mu_);
   uint64_t begun_ ABSL_GUARDED_BY(mu_) = 0;  // operations; the last one:
   const char* what_ ABSL_GUARDED_BY(mu_) = "";
   uint64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;

@@ -27,8 +27,6 @@
 namespace bitshard {
 namespace {
 
-using internal::NumericsOptions;
-
 const RegisterDeviceOp kLmHead(internal::Node::kLmHead, "lm_head", /*bind=*/nullptr);
 const RegisterDeviceOp kSample(internal::Node::kSample, "sample", /*bind=*/nullptr);
 
@@ -150,7 +148,7 @@ absl::Status DeviceExecutor::Bind(const StepRunner::Options& options, uint32_t w
   DeviceBindContext::Options bind;
   bind.device = &device_;
   ASSIGN_OR_RETURN(bind.cache_type, CacheTypeOf(options.numerics));
-  if (options.numerics.activations() == NumericsOptions::ACTIVATIONS_A8)
+  if (options.numerics.activations() == internal::NumericsOptions::ACTIVATIONS_A8)
     bind.activations = ActivationMode::kA8;
   bind.max_step_tokens = max_tokens_;
   max_outputs_ = std::min<int64_t>(max_tokens_, options.numerics.max_slots());
@@ -237,6 +235,7 @@ absl::Status DeviceExecutor::PrepareEpoch(uint32_t blocks) {
                    DeviceCache::Create(device_, context_->cache_layers(), blocks, *stream_));
   if (use_ != nullptr) use_->kv_cache_bytes = cache_.bytes();
   if (use_graphs_) RETURN_IF_ERROR(CaptureGraphs());
+  collective_->SetConnected();
   return device_.Sync(*stream_);
 }
 
@@ -475,8 +474,8 @@ absl::StatusOr<std::unique_ptr<GraphExecutor>> MakeDeviceExecutor(
     const internal::RankPlan& plan, std::shared_ptr<const LoadedWeights> weights,
     const DeviceOptions& device, const StepRunner::Options& options) {
   CHECK(device.device != nullptr && weights != nullptr && weights->device != nullptr);
-  if (options.numerics.activations() != NumericsOptions::ACTIVATIONS_A16 &&
-      options.numerics.activations() != NumericsOptions::ACTIVATIONS_A8) {
+  if (options.numerics.activations() != internal::NumericsOptions::ACTIVATIONS_A16 &&
+      options.numerics.activations() != internal::NumericsOptions::ACTIVATIONS_A8) {
     return absl::UnimplementedError(
         "numerics: on a device activations are fp16 with a power-of-two scale, which goes by the "
         "name of a16, or a8; f32 is the CPU's: start the coordinator with --activations=a16, or "

@@ -1,11 +1,13 @@
 #include "worker/device/worker_device.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "kernels/base/log.h"
@@ -15,6 +17,7 @@
 #include "worker/device/device_executor.h"
 #include "worker/device/device_op.h"
 #include "worker/device/device_weights.h"
+#include "worker/load/load_plan.h"
 
 namespace bitshard {
 namespace {
@@ -27,9 +30,12 @@ bool HasCuda() {
   return std::find(kinds.begin(), kinds.end(), "cuda") != kinds.end();
 }
 
-// Sums between ranks that cannot reach each other's memory go through the host's.
+// Sums between ranks that cannot reach each other's memory go through the host's, unless NCCL is
+// told to do without.
 absl::Status CheckPeers(const Device& device, int local_ranks) {
-  if (local_ranks <= 1) return absl::OkStatus();
+  const char* const off = std::getenv("NCCL_SHM_DISABLE");
+  if (local_ranks <= 1 || (off != nullptr && absl::string_view(off) == "1"))
+    return absl::OkStatus();
   const absl::Status room = CheckSharedMemory(local_ranks);
   const std::string warning = PeerWarning(device, local_ranks);
   if (warning.empty()) {
@@ -79,8 +85,7 @@ absl::StatusOr<std::unique_ptr<WorkerDevice>> WorkerDevice::Open(const WorkerOpt
       "may_use_bytes={}",
       facts.kind, facts.index, facts.name, facts.architecture, facts.driver, memory.free_bytes,
       memory.total_bytes, bytes);
-  return std::unique_ptr<WorkerDevice>(
-      new WorkerDevice(*std::move(device), bytes, options.profile_ops));
+  return std::unique_ptr<WorkerDevice>(new WorkerDevice(*std::move(device), bytes, options));
 }
 
 void WorkerDevice::Describe(internal::Register& out) const {
@@ -100,6 +105,8 @@ void WorkerDevice::Describe(internal::Register& out) const {
 absl::StatusOr<std::shared_ptr<const LoadedWeights>> WorkerDevice::Load(
     const internal::RankPlan& plan, ThreadPool& pool, const LoadProgressFn& progress) {
   use_.weight_bytes = 0;
+  ASSIGN_OR_RETURN(const std::unique_ptr<CheckedLoadPlan> checked, CheckLoadPlan(plan));
+  RETURN_IF_ERROR(Explain({.weight_bytes = checked->arena_bytes}));
   ASSIGN_OR_RETURN(
       const std::unique_ptr<WeightSink> sink,
       MakeDeviceWeightSink(*device_, static_cast<size_t>(plan.graph().weights_size()), pool));
@@ -122,16 +129,22 @@ absl::StatusOr<std::unique_ptr<StepRunner>> WorkerDevice::Bind(
   const DeviceMemoryNeed need = {.weight_bytes = weight_bytes,
                                  .kv_bytes = runner->CacheBytesPerBlock(),
                                  .workspace_bytes = runner->WorkspaceBytes()};
+  RETURN_IF_ERROR(Explain(need));
+  return runner;
+}
+
+absl::Status WorkerDevice::Explain(const DeviceMemoryNeed& need) const {
   DeviceMemory budget;
   budget.free_bytes = memory_bytes_;
   budget.total_bytes = device_->facts().total_bytes;
-  RETURN_IF_ERROR(ExplainMemory(device_->facts(), budget, need));
-  return runner;
+  return ExplainMemory(device_->facts(), budget, need);
 }
 
 absl::StatusOr<std::unique_ptr<Collective>> WorkerDevice::Join(
     const internal::JoinCommunicator& join, int rank, int world, const TellRanksFn& tell,
     const std::atomic<bool>& stop) {
+  // All ranks are here, more than --local-ranks told.
+  if (!join.several_hosts() && world > local_ranks_) RETURN_IF_ERROR(CheckPeers(*device_, world));
   DeviceGroup group;
   group.id = join.id();
   group.epoch = join.epoch();
@@ -140,6 +153,7 @@ absl::StatusOr<std::unique_ptr<Collective>> WorkerDevice::Join(
   group.tell = tell;
   group.device = device_.get();
   group.operation_timeout = absl::Milliseconds(join.operation_timeout_ms());
+  group.connect_timeout = absl::Milliseconds(join.timeout_ms());
   ASSIGN_OR_RETURN(
       std::unique_ptr<DeviceCollective> joined,
       JoinDeviceCollective(join.collective(), group, absl::Milliseconds(join.timeout_ms()), &stop));

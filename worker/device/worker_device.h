@@ -14,6 +14,7 @@
 
 #include "kernels/base/thread_pool.h"
 #include "kernels/tensor/device.h"
+#include "kernels/tensor/device_limits.h"
 #include "proto/graph.pb.h"
 #include "proto/worker.pb.h"
 #include "worker/collective/collective.h"
@@ -52,12 +53,18 @@ class WorkerDevice {
   void AddMemory(internal::MemoryReport& report) const;
 
  private:
-  WorkerDevice(std::unique_ptr<Device> device, uint64_t memory_bytes, bool profile_ops)
-      : device_(std::move(device)), memory_bytes_(memory_bytes), profile_ops_(profile_ops) {}
+  absl::Status Explain(const DeviceMemoryNeed& need) const;
+
+  WorkerDevice(std::unique_ptr<Device> device, uint64_t memory_bytes, const WorkerOptions& options)
+      : device_(std::move(device)),
+        memory_bytes_(memory_bytes),
+        profile_ops_(options.profile_ops),
+        local_ranks_(static_cast<int>(options.local_ranks)) {}
 
   const std::unique_ptr<Device> device_;
   const uint64_t memory_bytes_;  // that it may use
   const bool profile_ops_;
+  const int local_ranks_;
   DeviceMemoryUse use_;
 };
 

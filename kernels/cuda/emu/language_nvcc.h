@@ -1,6 +1,8 @@
 // The nvcc half of cuda_emu.h: included by it alone.
 #pragma once
 
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include <cuda_runtime.h>
@@ -31,10 +33,16 @@ template <class... Parameters, class... Arguments>
     if (error != cudaSuccess) return error;
   }
   // Code for architectures below 90 has no wait in it (ptx/pdl.cuh): later devices that run its PTX
-  // must not start it early. All kernels of a program are of the same architectures.
+  // must not start it early. Drivers before CUDA 12.3 do not capture such launches.
+  // BITSHARD_EARLY_LAUNCH=0: none starts early. All kernels of a program are of the same
+  // architectures.
   static const bool can_wait = [kernel] {
+    const char* const told = std::getenv("BITSHARD_EARLY_LAUNCH");
+    int driver = 0;
     cudaFuncAttributes attributes = {};
-    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+    return (told == nullptr || std::strcmp(told, "0") != 0) &&
+           cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030 &&
+           cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
   }();
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

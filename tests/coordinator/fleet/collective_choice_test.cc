@@ -193,6 +193,19 @@ TEST(CollectiveChoice, RanksAreToldHowLongAnOperationMayTake) {
   EXPECT_GT(h.sent[1].back().join_communicator().operation_timeout_ms(), 7000u);
 }
 
+// An abort of NCCL's may take longer than one of shared memory.
+TEST(CollectiveChoice, SurvivorsOnGpusHaveLongerToComeToRest) {
+  for (const auto& [device, stays] : {std::pair("cpu", false), std::pair("cuda:0", true)}) {
+    GroupHarness h(2);
+    JoinOn(h, 1, "host", device, "");
+    JoinOn(h, 2, "elsewhere", device, "");
+    h.BringUpFromLoading({1, 2});
+    h.group.Disconnected(2, h.now);
+    h.Pass(absl::Seconds(5), {1});
+    EXPECT_EQ(h.closed.count(1) == 0, stays) << device;
+  }
+}
+
 TEST(CollectiveChoice, WhatRanksTellGoesToAllOnceAllHaveTold) {
   GroupHarness h(3);
   for (int i = 1; i <= 3; ++i) h.Join(i, i);

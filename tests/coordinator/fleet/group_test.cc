@@ -413,6 +413,17 @@ TEST(Group, NoRoomForABlockIsHopeless) {
   EXPECT_THAT(std::string(h.hopeless[0].message()), HasSubstr("rank 0"));
 }
 
+TEST(Group, MoreCacheThanARankHasRoomForIsCutWithAWarning) {
+  GroupOptions options = GroupHarness::DefaultOptions(2);
+  options.kv_blocks = UINT32_MAX;
+  GroupHarness h(options);
+  InitLogging("test", "warning");
+  testing::internal::CaptureStderr();
+  h.BringUp(2);
+  EXPECT_EQ(h.infos[0].cache_blocks, 100u);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("event=cache_cut rank=1"));
+}
+
 TEST(Group, PlansThatCannotBeMadeAreHopelessOnce) {
   GroupOptions options = GroupHarness::DefaultOptions(1);
   options.build_plans =

@@ -2,6 +2,7 @@
 // cache (scheduler_prefix_test.cc). The random walk is in scheduler_property_test.cc.
 #include "coordinator/schedule/scheduler.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -78,6 +79,24 @@ TEST(Scheduler, LongPromptIsCutIntoChunksOfTheBudget) {
   EXPECT_EQ(RunStep(scheduler), (Rows{{1, 3}}));
   EXPECT_EQ(scheduler.Get(1).outputs(), 1u);
   EXPECT_EQ(RunStep(scheduler), (Rows{{1, 1}}));
+}
+
+// So that no launch reads more than a budget of tokens at 32,768 positions, and none is hung.
+TEST(Scheduler, FarIntoALongPromptChunksGetShorter) {
+  constexpr uint32_t kBudget = 256, kPrompt = 70'000;
+  Scheduler scheduler;
+  scheduler.StartEpoch(Limits(/*blocks=*/kPrompt / 4 + 1, /*slots=*/2, kBudget));
+  scheduler.Add(Spec(1, kPrompt, /*max_tokens=*/2));
+  for (uint32_t done = 0; done < kPrompt;) {
+    const Rows rows = RunStep(scheduler);
+    ASSERT_EQ(rows.size(), 1u);
+    const uint32_t n = rows[0].second;
+    ASSERT_LE(StepLoad::ContextOf(done, n), uint64_t{kBudget} * 32768) << done;
+    const uint32_t whole = std::min(kBudget, kPrompt - done);
+    ASSERT_GE(n, done + kBudget <= 32768 ? whole : std::min(whole, kBudget / 4)) << done;
+    done += n;
+  }
+  EXPECT_EQ(scheduler.Get(1).outputs(), 1u);
 }
 
 TEST(Scheduler, MaxChunkLimitsOneSequenceButNotTheStep) {

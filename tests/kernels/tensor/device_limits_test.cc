@@ -50,6 +50,12 @@ TEST(ExplainMemory, ASmallerCacheIsNoAdviceWhenTheWeightsAloneAreTooLarge) {
               testing::EndsWith("try more workers or weights of fewer bits"));
 }
 
+TEST(ExplainMemory, BeforeTheRestIsKnownItSaysTheWeightsAlone) {
+  const DeviceMemory memory = {.free_bytes = 10 * kGib, .total_bytes = 10 * kGib};
+  EXPECT_THAT(std::string(ExplainMemory(Facts(), memory, {11 * kGib, 0, 0}).message()),
+              testing::HasSubstr("weights 11.00 GiB alone > 10.00 GiB free"));
+}
+
 TEST(ExplainMemory, SumsBeyondTheIntegersAreTooMuchToo) {
   const DeviceMemory memory = {.free_bytes = 10 * kGib, .total_bytes = 10 * kGib};
   EXPECT_FALSE(ExplainMemory(Facts(), memory, {UINT64_MAX, 2, 3}).ok());

@@ -243,7 +243,7 @@ TEST(PackedMatrix, RowsMayComeInAnyOrderAndThreadsMayShareTheTiles) {
             0);
 }
 
-// The promise of design.md: at most 1.05 x the bytes of the source, when nothing is padded. Bits of
+// The promise: at most 1.05 x the bytes of the source, when nothing is padded. Bits of
 // the source for each group of columns and row, by the formats' layouts.
 TEST(PackedMatrix, TakesNoMoreThanItsPromise) {
   constexpr uint64_t kRows = 512, kCols = 2048;

@@ -27,12 +27,13 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kNever = absl::Hours(1);
 
 struct Dog {
-  explicit Dog(absl::Duration timeout) {
+  explicit Dog(absl::Duration timeout, absl::Duration connect_timeout = absl::ZeroDuration()) {
     InitLogging("test", "error");
     Watchdog::Options options;
     options.communicator = "communicator c";
     options.rank = 3;
     options.operation_timeout = timeout;
+    options.connect_timeout = connect_timeout;
     options.advice = "try this";
     options.now = [this] { return absl::UnixEpoch() + absl::Seconds(seconds.load()); };
     options.error = [this] {
@@ -101,6 +102,18 @@ TEST(Watchdog, NothingIsLateBetweenOperations) {
   dog.Pass(20);
   dog.watchdog.reset();
   EXPECT_EQ(dog.aborts, 0);
+}
+
+TEST(Watchdog, ConnectionsMayTakeLongerThanSteps) {
+  Dog dog(absl::Seconds(10), /*connect_timeout=*/absl::Seconds(30));
+  ASSERT_TRUE(dog.watchdog->BeginWait().ok());
+  dog.Pass(29);
+  ASSERT_TRUE(dog.watchdog->EndWait().ok());
+  dog.watchdog->SetConnected();
+  ASSERT_TRUE(dog.watchdog->BeginWait().ok());
+  dog.Pass(10);
+  AwaitNotified(dog.aborted, "the abort");
+  EXPECT_THAT(dog.watchdog->EndWait().message(), HasSubstr("not over within 10s"));
 }
 
 TEST(Watchdog, NothingIsLateWhileTheProgressWordChanges) {

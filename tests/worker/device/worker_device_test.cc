@@ -102,6 +102,8 @@ TEST(WorkerDevice, WarnsOfDevicesOutOfReachThatHaveRanks) {
   }
   const fake::ScopedCudaMachine machine({.devices = 4});
   EXPECT_THAT(LogOf(0, 4), Not(HasSubstr(kWarning)));
+  // Each process sees some of them: whether these reach the others nobody here knows.
+  EXPECT_THAT(LogOf(0, 5), HasSubstr("cuda:0 is one of 4 that this process sees, for 5 ranks"));
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 """Plants small faults in the CUDA kernels (mutants.py) and counts those that the kernels' own tests find.
 
 The kernels are compiled once, with all mutants, and linked with the prebuilt rest (deploy/bazel/link_inputs.bzl): every
-access checked, as in X_check_test, and shifts and indices of local arrays, which the sanitizers check in X_test. The program
-must pass without a mutant; that run also says which tests come by which mutant. Then each mutant has a process of its own with
-those tests, the short ones first. A mutant that must be a constant is compiled alone, in one unit after another.
+access checked, as in X_check_test, and shifts, indices and elements of local arrays, which the sanitizers check in X_test. The
+program must pass without a mutant; that run also says which tests come by which mutant. Then each mutant has a process of its
+own with those tests, the short ones first. A mutant that must be a constant is compiled alone, in one unit after another.
 
 A mutant that no test finds is printed with its code: a test is missing, or it is equivalent and belongs in
 equivalent_mutants.tsv with the reason.
@@ -32,7 +32,8 @@ import mutants
 HERE = "tests/kernels/cuda/emu"
 FLAGS = [
     "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fno-tree-sra", "-U_FORTIFY_SOURCE",
-    "-fsanitize=thread,bounds-strict,shift", "-fsanitize-undefined-trap-on-error",
+    # bounds-strict lets an element of a class one past the end be named; object-size lets no one read or write it.
+    "-fsanitize=thread,bounds-strict,shift,object-size", "-fsanitize-undefined-trap-on-error",
     "--param=tsan-instrument-func-entry-exit=0",
     "-fno-aggressive-loop-optimizations",  # a mutant's loop must not end where its array does
 ]
